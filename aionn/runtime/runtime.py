@@ -52,7 +52,7 @@ from aionn.runtime.extensions import check_extensions
 from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory.allocation import allocate
 from aionn.runtime.memory.own import DeviceMemory, OwnMemory, SharedMemory, copy
-from aionn.runtime.metrics.exposed import RuntimeMetrics, model_label
+from aionn.runtime.metrics.exposed import RuntimeMetrics, spans_of
 from aionn.runtime.metrics.spans import all_of, open_spans
 from aionn.runtime.placement.compiling import Compiler
 from aionn.runtime.realtime import ProcessThreads, RealtimeReport, RuntimeRealtime
@@ -446,16 +446,14 @@ class Runtime:
                 )
                 Reporter(self._listeners, failed).compiled(now_ns() - started_ns)
             raise
-        reporter = None
+        executed = None
         if self._listeners:
             base = await anyio.to_thread.run_sync(report_of, planned.plan, planned.from_cache, is_chosen)
             reporter = Reporter(self._listeners, base)
             reporter.compiled(now_ns() - started_ns)
+            executed = reporter.executed
         figures = None if self._metrics is None else await self._metrics.compilation(model, planned.plan)
-        spans = None
-        if self._spans is not None:
-            spans = self._spans.report(planned.plan.device_names, await model_label(model))
-        return Ready(*planned, all_of(None if reporter is None else reporter.executed, spans), figures)
+        return Ready(*planned, all_of(executed, await spans_of(self._spans, planned.plan, model)), figures)
 
     def _fallback_device(self, devices: str | Sequence[str] | None) -> RuntimeDevice | None:
         if self.settings.partition == PartitionMode.WITHOUT_FALLBACK:

@@ -36,7 +36,7 @@ def server(monkeypatch):
         with SoundServer(folder, runtime) as started:
             for name in ("LD_LIBRARY_PATH", "PULSE_SERVER", "XDG_RUNTIME_DIR"):
                 monkeypatch.setenv(name, started.environment[name])
-            monkeypatch.setenv("PATH", f"{folder}/root/usr/bin:{os.environ['PATH']}")
+            monkeypatch.setenv("PATH", f"{folder / 'root' / 'usr' / 'bin'}:{os.environ['PATH']}")
             yield started
     finally:
         shutil.rmtree(runtime, ignore_errors=True)

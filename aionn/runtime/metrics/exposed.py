@@ -19,11 +19,12 @@ from aionn.runtime.clock import now_ns
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.runtime.metrics.figures import CompilationFigures, RuntimeFigures
+from aionn.runtime.metrics.spans import ExecutionSpans, Report
 from aionn.runtime.placement.plan import Plan
 from aionn.runtime.telemetry import structure_digest
 from aionn.service.client.device import RemoteDevice
 
-__all__ = ["FAMILIES", "RuntimeMetrics", "model_label", "samples"]
+__all__ = ["FAMILIES", "RuntimeMetrics", "model_label", "samples", "spans_of"]
 
 DIGEST_LETTERS = 12
 """Letters of a model's digest in a label: enough to distinguish the models of one application."""
@@ -113,6 +114,13 @@ async def model_label(model: Model | str | os.PathLike[str]) -> str:
     if isinstance(model, Model):
         return (await anyio.to_thread.run_sync(structure_digest, model))[:DIGEST_LETTERS]
     return os.path.splitext(os.path.basename(os.fspath(model)))[0][:MODEL_LETTERS_MAX]
+
+
+async def spans_of(
+    spans: ExecutionSpans | None, plan: Plan, model: Model | str | os.PathLike[str]
+) -> Report | None:
+    """The report of a compilation's executions as spans; None for a runtime without spans."""
+    return None if spans is None else spans.report(plan.device_names, await model_label(model))
 
 
 class RuntimeMetrics:
