@@ -441,9 +441,8 @@ class Runtime:
             planned = await compiler.plan(model, deadline_ns=deadline_ns, cache_token=cache_token)
         except Error as e:
             if self._listeners:
-                failed = await anyio.to_thread.run_sync(
-                    failure_report_of, compiler.loaded, candidates, is_chosen, status_of(e)
-                )
+                known = (compiler.loaded, candidates, is_chosen, status_of(e))
+                failed = await anyio.to_thread.run_sync(failure_report_of, *known)
                 Reporter(self._listeners, failed).compiled(now_ns() - started_ns)
             raise
         executed = None
