@@ -73,8 +73,9 @@ class BurstServer:
             ``execute`` takes requests as they are.
         native: See ``PreparedModel``.
         on_started: Called on the burst's thread before it listens; None calls nothing. It must not raise.
-        on_decoded: Called on the burst's thread after the answer to a packet that was not remembered, with the processor time in
-            nanoseconds that the thread has used for it; may block. None calls nothing. It must not raise.
+        on_decoded: Called on the burst's thread after the answer to a packet that was not remembered, with processor time in
+            nanoseconds and whether its execution succeeded; may block. The time is what the thread used to decode it, or, if it
+            did not succeed, for all of it. None calls nothing. It must not raise.
         on_end: Called with the reason, on the burst's thread, when the burst ends without being stopped; ``stop`` must still be
             called.
         on_stopped: Called on the burst's thread when both queues are closed and nothing is executed or asked any more.
@@ -91,7 +92,7 @@ class BurstServer:
         bind: Callable[[Request], Any] | None = None,
         native: GiveNativeCall | None = None,
         on_started: Callable[[], object] | None = None,
-        on_decoded: Callable[[int], object] | None = None,
+        on_decoded: Callable[[int, bool], object] | None = None,
         on_end: Callable[[str], None] | None = None,
         on_stopped: Callable[[], object] | None = None,
         name: str,
@@ -118,6 +119,8 @@ class BurstServer:
         self._stopping = False
         self._has_answered = False
         self._decodes_since_ns: int | None = None
+        self._decoded_at_ns = 0
+        self._has_succeeded = False
         self._is_serving = False
         self._is_resting = False
         self._deadline_ns: int | None = None
@@ -243,7 +246,8 @@ class BurstServer:
                 if why_draining is None:
                     self._serve(payload)
                     if self._decodes_since_ns is not None and self._on_decoded is not None:
-                        self._on_decoded(time.thread_time_ns() - self._decodes_since_ns)
+                        until_ns = self._decoded_at_ns if self._has_succeeded else time.thread_time_ns()
+                        self._on_decoded(until_ns - self._decodes_since_ns, self._has_succeeded)
                 else:
                     why_rejected = DeviceUnavailable(why_draining)
                     self._send(encode_result(failed_result(ErrorStatus.DEVICE_UNAVAILABLE, why_rejected)))
@@ -333,6 +337,7 @@ class BurstServer:
             _logger.exception("%s: a request failed", self._name)
             failed = failed_result(ErrorStatus.GENERAL_FAILURE, e)
         else:
+            self._has_succeeded = True
             if self._learnt is not None:
                 self._try_offer(known, result)
             return
@@ -364,6 +369,7 @@ class BurstServer:
 
     def _learn(self, payload: bytes) -> tuple[_Known, int | None, int | None]:
         self._decodes_since_ns = time.thread_time_ns()
+        self._has_succeeded = False
         asked = decode_request(payload)
         with self._lock:
             missing = self._cache.missing(asked.slots)
@@ -387,4 +393,5 @@ class BurstServer:
                 self._remembered[key] = known
                 if self._native is not None:
                     self._learnt = payload, generation
+        self._decoded_at_ns = time.thread_time_ns()
         return known, asked.deadline_ns, asked.loop_timeout_ns

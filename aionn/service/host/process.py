@@ -85,6 +85,10 @@ SWITCH_S = 0.0002
 execution passes the lock on up to six times, between the event loop and a thread of the device, and waits so long each time while
 the model of another client is prepared. The Python code of a burst's frame is shorter as a rule, and is not interrupted."""
 
+HELLO_TIMES_MAX = 12
+"""Times that the limit for Hello is given to a connection whose first message waits for its turn, behind many others that began at
+the same time: a minute, and a process of a hundred connections has served each within some seconds."""
+
 ABANDONED_S = 1.0
 """After this time what a client left running has ended, as a rule."""
 
@@ -193,7 +197,11 @@ async def serve(
             channel.ended.add_callback(lambda _: on_end())
         tasks.start_soon(_rest, session, idle_s)
         if hello_s is not None:
-            tasks.start_soon(_await_hello, session, hello_s, peer_name, dismiss)
+
+            def is_kept_waiting() -> bool:
+                return not channel.received_count and (channel.has_received or has_unread(sock))
+
+            tasks.start_soon(_await_hello, session, hello_s, is_kept_waiting, peer_name, dismiss)
         try:
             await channel.run()
         finally:
@@ -223,10 +231,18 @@ async def _rest(session: Session, idle_s: float) -> None:
 
 
 async def _await_hello(
-    session: Session, hello_s: float, peer_name: str, dismiss: Callable[[str], None]
+    session: Session,
+    hello_s: float,
+    is_kept_waiting: Callable[[], bool],
+    peer_name: str,
+    dismiss: Callable[[str], None],
 ) -> None:
-    with anyio.move_on_after(hello_s):
-        await session.greeted.wait()
+    """Ends a connection without Hello; while its first message waits for its turn of the loop, it is given more time."""
+    for _ in range(HELLO_TIMES_MAX):
+        with anyio.move_on_after(hello_s):
+            await session.greeted.wait()
+        if session.greeted.is_set() or not is_kept_waiting():
+            break
     if not session.greeted.is_set():
         _logger.warning("ended the connection of %s: it sent no Hello within %g s", peer_name, hello_s)
         dismiss(f"service: expected Hello within {hello_s:g} s")

@@ -272,7 +272,7 @@ class Peer:
             return 0
         return pause_after(used_ns, self._added_to(turns, now_ns).is_flood)
 
-    def pause_after_packet_ns(self, used_ns: int, now_ns: int) -> int:
+    def pause_after_packet_ns(self, used_ns: int, now_ns: int, *, has_succeeded: bool = False) -> int:
         """As ``pause_after_ns``, for a packet of a burst that had to be decoded: that is a backlog. The packets of a client that
         sends frames repeat.
         """
@@ -280,12 +280,15 @@ class Peer:
         if turns is None:
             return 0
         self._backlog(now_ns)
-        self._added_to(turns, now_ns).add(used_ns)
+        use = self._added_to(turns, now_ns)
+        use.add(used_ns)
+        if has_succeeded:
+            use.executed()
         return self.pause_after_ns(used_ns, now_ns)
 
-    def pause_after_packet(self, used_ns: int) -> None:
+    def pause_after_packet(self, used_ns: int, has_succeeded: bool) -> None:
         """Sleeps for ``pause_after_packet_ns``, in the thread of the burst."""
-        _sleep(self.pause_after_packet_ns(used_ns, time.monotonic_ns()))
+        _sleep(self.pause_after_packet_ns(used_ns, time.monotonic_ns(), has_succeeded=has_succeeded))
 
     def pace(self) -> Pace | None:
         """For one call's work on a thread: to be called between short pieces of it. None for a process that is served alone."""

@@ -31,7 +31,7 @@ class Ends:
         self.executed = 0
         self.limits: list[tuple[int | None, int | None]] = []
         self.ended: list[str] = []
-        self.decoded_ns: list[int] = []
+        self.decoded: list[tuple[int, bool]] = []
         self.execute: Callable[[Request, bool], ExecutionResult] = self._double
         self.controller = BurstController(
             self.requests, self.results, free_slot=self._free, end=self._end, polling_ns=polling_ns
@@ -42,7 +42,7 @@ class Ends:
             execute=self._execute,
             get_memories=self._memories,
             bind=bind,
-            on_decoded=self.decoded_ns.append,
+            on_decoded=lambda *decoded: self.decoded.append(decoded),
             on_end=self.ended.append,
             name="aionn-burst-test",
         )

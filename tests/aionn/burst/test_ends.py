@@ -245,7 +245,32 @@ async def test_packets_that_had_to_be_decoded_are_reported_and_remembered_ones_a
     request = doubling(memory)
     for measure in (False, False, False, True, False):
         await ends.controller.execute_synchronously(request, [0], measure=measure)
-    assert len(ends.decoded_ns) == 2 and min(ends.decoded_ns) >= 0
+    assert len(ends.decoded) == 2 and min(ends.decoded)[0] >= 0
+    assert all(has_succeeded for _, has_succeeded in ends.decoded)
+
+
+async def test_time_of_an_execution_that_succeeds_is_not_the_time_of_its_packet(
+    ends: Ends, memory: Memory
+) -> None:
+    engine_ns = 20_000_000
+
+    def compute(request: Request, measure: bool) -> ExecutionResult:
+        end_ns = time.thread_time_ns() + engine_ns
+        while time.thread_time_ns() < end_ns:
+            pass
+        if measure:
+            raise GeneralFailure("the engine failed")
+        return ExecutionResult()
+
+    ends.execute = compute
+    request = doubling(memory)
+    await ends.controller.execute_synchronously(request, [0])
+    with pytest.raises(GeneralFailure, match="engine failed"):
+        await ends.controller.execute_synchronously(request, [0], measure=True)
+    await ends.controller.execute_synchronously(request, [0])  # After it both reports are here.
+    [(succeeded_ns, first), (failed_ns, second)] = ends.decoded
+    assert (first, second) == (True, False)
+    assert succeeded_ns < engine_ns <= failed_ns
 
 
 async def test_repeated_request_is_sent_again_and_a_changed_one_is_not_mistaken_for_it(

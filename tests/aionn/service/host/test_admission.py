@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -15,6 +16,7 @@ import pytest
 from aionn.errors import DeviceUnavailable, InvalidArgument, ResourceExhausted
 from aionn.service.host import admission, newcomers
 from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, NoPlace
+from aionn.service.host.process import HELLO_TIMES_MAX, _await_hello
 from aionn.service.host.session import Session
 from aionn.service.wire.peers import Peers
 from aionn.service.wire.protocol import (
@@ -210,6 +212,24 @@ async def test_other_calls_than_hello_gain_no_time(serving: Any) -> None:
     await raw.receive()
     assert await raw.receive() == b""
     raw.close()
+
+
+@pytest.mark.parametrize("rounds", [3, 2 * HELLO_TIMES_MAX])
+async def test_hello_that_waits_for_its_turn_is_waited_for_up_to_a_limit(rounds: int) -> None:
+    """Behind many connections that began at the same time."""
+    asked, dismissed = [], []
+    session = SimpleNamespace(greeted=anyio.Event())
+
+    def is_kept_waiting() -> bool:
+        asked.append(None)
+        if len(asked) == rounds:
+            session.greeted.set()
+        return True
+
+    with anyio.fail_after(30):
+        await _await_hello(session, 0.001, is_kept_waiting, "the client", dismissed.append)  # type: ignore[arg-type]
+    assert len(asked) == min(rounds, HELLO_TIMES_MAX)
+    assert dismissed == ([] if rounds < HELLO_TIMES_MAX else ["service: expected Hello within 0.001 s"])
 
 
 async def test_client_that_said_hello_may_be_silent_for_as_long_as_it_likes(serving: Any) -> None:

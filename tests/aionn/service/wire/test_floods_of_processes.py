@@ -136,6 +136,17 @@ def test_packet_that_had_to_be_decoded_is_followed_by_a_pause_beside_another_pro
     assert Peer().pause_after_packet_ns(MS, clock.now_ns) == 0  # The only client of its device.
 
 
+def test_packets_of_executions_that_succeed_are_never_a_flood(clock: Clock) -> None:
+    peers = Peers()
+    sender, other = peers.of(1), peers.of(2)
+    for _ in range(4 * FLOOD_NS // MS):
+        clock.now_ns += MS
+        _served(clock, other)
+        used_ns = EXECUTION_NS // 2
+        pause_ns = sender.pause_after_packet_ns(used_ns, clock.now_ns, has_succeeded=True)
+        assert pause_ns == PAUSE * used_ns
+
+
 def test_processes_that_came_a_short_time_ago_add_up(clock: Clock) -> None:
     """Each of them uses less than a flood, and ends."""
     peers = Peers()
