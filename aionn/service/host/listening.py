@@ -1,9 +1,9 @@
 """The socket of a served device in the file system: how it appears, and how it is removed.
 
 Owns the path. Invariants:
-1. The path appears when clients can connect, at once and with its permissions: who finds it may connect.
+1. The path appears when clients can connect, with its permissions: a client that finds it can connect.
 2. A socket's file that a crashed process left behind is replaced; one that is served is not, and nothing else is ever removed.
-3. Of processes that start at the same time for one path, one serves; the others are rejected with the reason.
+3. Of processes that start at the same time for one path, one begins to serve. Each other one is rejected with the reason.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ __all__ = ["RULES"]
 
 
 INDEX_BYTES = 40
-"""What an index takes while a list of them is made: its number, and Python's object."""
+"""Memory of an index while a list of them is made: its number, and Python's object."""
 
 
 def to_shape(g: Graph, op: Operation) -> None:
