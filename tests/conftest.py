@@ -35,7 +35,7 @@ from hypothesis.internal.conjecture import providers
 from aionn.benchmarking.stress.samples import child_pids
 from aionn.observability import log_tags
 from aionn.service.client.supervisor import StartConditions
-from tests.support.fork_server import ForkedStarts, ForkServer, Kinds
+from tests.support.fork_server import ForkedStarts, ForkServer, Kinds, reap_orphan
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -286,6 +286,8 @@ def _left_over(before: Belongings, *, is_thorough: bool) -> tuple[Belongings, li
         end_s = time.monotonic() + SETTLE_S_MAX
         gc.collect(1)  # What a test made is young; looking through everything takes a tenth of a second.
         while (left := (now := Belongings()).more_than(before)) and time.monotonic() < end_s:
+            for pid in now.children - before.children:
+                reap_orphan(pid)
             time.sleep(0.01)
             gc.collect()
     return now, left
