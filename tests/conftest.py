@@ -1,7 +1,7 @@
 """What holds for every test: a watchdog on what may hang, and a check that nothing is left behind.
 
-A test that ends with more descriptors, threads, child processes or shared-memory mappings than it began with has failed,
-whatever else it showed. The check runs after all fixtures of the test are torn down, its event loop included.
+A test that ends with more descriptors, threads, child processes, shared-memory mappings or talkative loggers than it began with has
+failed, whatever else it showed. The check runs after all fixtures of the test are torn down, its event loop included.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib.util
+import logging
 import os
 import re
 import sys
@@ -19,14 +20,22 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+if "PYTHONPYCACHEPREFIX" not in os.environ and os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    # The tests start some thousand interpreters: without bytecode each would compile all that it imports, as this one would below.
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(
+        Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
+    )
+
 import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from aionn.benchmarking.stress.samples import child_pids
+from aionn.observability import log_tags
 from aionn.service.client.supervisor import StartConditions
-from tests.support.fork_server import ForkedStarts, ForkServer, Kinds
+from tests.support.fork_server import ForkedStarts, ForkServer, Kinds, reap_orphan
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -39,19 +48,14 @@ WATCHDOG_LONG_S = 3600
 WATCHDOG_MORE = 0.5
 """How much longer it may take, as a share: the watchdog is set anew only once that time has passed, not for each test."""
 
-SETTLE_S_MAX = 2.0
-"""How long what is left may take to go: a thread that was told to end needs a moment to be scheduled."""
+SETTLE_S_MAX = 20.0
+"""How long what is left may take to go: a thread that was told to end needs a moment to be scheduled, on a busy machine seconds."""
 
 # Before a test imports ONNX Runtime itself; see ``aionn.drivers.onnxruntime``.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 os.environ["AIONN_SPARE_PROCESSES"] = "0"
 """A spare process comes by itself once a device has served for a while: tests that want one ask for it."""
-
-if "PYTHONPYCACHEPREFIX" not in os.environ and os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-    # The tests start some thousand interpreters: without bytecode each would compile all that it imports.
-    sys.dont_write_bytecode = False
-    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(REPOSITORY / ".pytest_cache" / "bytecode")
 
 # Its check compares the time that drawing values takes with a limit, and fails where the machine is busy.
 settings.register_profile("aionn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -203,6 +207,9 @@ def grouped_skips(reasons: Iterable[str]) -> list[str]:
     return [f"{count} x {line}" for line, count in counts.most_common()]
 
 
+_LOGGERS = [logging.getLogger(f"aionn.{tag}") for tag in log_tags.TAGS]
+
+
 class Belongings:
     """What this process holds now.
 
@@ -220,6 +227,7 @@ class Belongings:
             self.descriptors = Counter(_descriptors())
         self.threads = Counter(thread.name for thread in threading.enumerate())
         self.children = child_pids(os.getpid())
+        self.levels = Counter(f"{logger.name} at {logger.level}" for logger in _LOGGERS if logger.level)
         self.size_pages: int | None = _size_pages()
         if earlier is not None and earlier.size_pages == self.size_pages:
             self.mappings = earlier.mappings
@@ -228,7 +236,7 @@ class Belongings:
 
     def shift(self, before: Belongings, after: Belongings) -> None:
         """Adds what has come between two looks, and takes away what has gone."""
-        for name in ("descriptors", "threads", "mappings"):
+        for name in ("descriptors", "threads", "levels", "mappings"):
             own, then, now = getattr(self, name), getattr(before, name), getattr(after, name)
             setattr(self, name, own + (now - then) - (then - now))
         self.children = (self.children | (after.children - before.children)) - (
@@ -241,6 +249,7 @@ class Belongings:
         lines = [f"descriptor of {target}" for target in (self.descriptors - before.descriptors).elements()]
         lines += [f"thread {name}" for name in (self.threads - before.threads).elements()]
         lines += [f"child process {pid}" for pid in sorted(self.children - before.children)]
+        lines += [f"logger {level}" for level in (self.levels - before.levels).elements()]
         lines += [f"mapping of {name}" for name in (self.mappings - before.mappings).elements()]
         return lines
 
@@ -277,6 +286,8 @@ def _left_over(before: Belongings, *, is_thorough: bool) -> tuple[Belongings, li
         end_s = time.monotonic() + SETTLE_S_MAX
         gc.collect(1)  # What a test made is young; looking through everything takes a tenth of a second.
         while (left := (now := Belongings()).more_than(before)) and time.monotonic() < end_s:
+            for pid in now.children - before.children:
+                reap_orphan(pid)
             time.sleep(0.01)
             gc.collect()
     return now, left
@@ -429,6 +440,16 @@ def forked_starts(request: pytest.FixtureRequest) -> Iterator[ForkedStarts | Non
     starts.end()
     server.close()
     programs.close()
+
+
+@pytest.fixture
+def own_log_tags(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Takes back the log tags that a test chooses: they hold for the whole process, and for driver processes started later."""
+    monkeypatch.setattr(log_tags, "_chosen", ())
+    before = [logger.level for logger in _LOGGERS]
+    yield
+    for logger, level in zip(_LOGGERS, before, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

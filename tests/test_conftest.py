@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import mmap
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from aionn.observability.log_tags import choose_tags
 from tests.conftest import (
     REMEDIES,
     Belongings,
@@ -117,6 +119,12 @@ def test_what_has_come_is_more_than_before(shared_page: int) -> None:
         "mapping of /memfd:left (deleted)",
     ]
     assert Belongings(before).more_than(before) == []
+
+
+def test_log_tag_of_an_earlier_test_is_more_than_before(own_log_tags: None) -> None:
+    before = Belongings()
+    choose_tags("model")
+    assert Belongings().more_than(before) == [f"logger aionn.model at {logging.DEBUG}"]
 
 
 def test_mapping_in_place_of_another_is_found_by_a_thorough_look(shared_page: int) -> None:

@@ -72,7 +72,12 @@ ENDLESS = [(name, block) for name, block in examples() if is_endless(block)]
 @pytest.mark.parametrize("isolation", ["in_process", pytest.param("process", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("name", "code"), FINITE, ids=[name for name, _ in FINITE])
 def test_example_in_the_documentation_runs(
-    name: str, code: str, isolation: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    code: str,
+    isolation: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    own_log_tags: None,
 ) -> None:
     # In this process: an interpreter for each takes longer than the examples, and here it is checked what they leave behind.
     # So does a driver process; the programs below have theirs.

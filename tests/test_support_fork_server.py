@@ -16,7 +16,7 @@ import pytest
 
 from aionn.platform.python_process import python_command, python_environment
 from tests.support.cancellation import child_processes
-from tests.support.fork_server import EXECUTE, ForkedStarts, ForkServer
+from tests.support.fork_server import EXECUTE, OWN_SOCKET_MIN, ForkedStarts, ForkServer
 
 TOLD = """
 import gc, json, os, pathlib, resource, signal, sys, threading
@@ -141,7 +141,54 @@ def test_forked_program_is_as_an_executed_one(
     assert (forked.returncode, forked.stderr) == (executed.returncode, executed.stderr) == (0, "last words")
     # Whether an interpreter is safe, and whether it warns, is fixed when it starts.
     found, expected = json.loads(forked.stdout), json.loads(executed.stdout)
+    assert found["descriptors"].pop() == [OWN_SOCKET_MIN, False]
     assert {**found, "flags": None} == {**expected, "flags": None}
+
+
+STARTS = """
+import json, os, subprocess, sys
+from pathlib import Path
+from aionn.platform.python_process import python_command
+
+fd = int(sys.argv[1])
+pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+with subprocess.Popen(python_command("told", str(fd)), pass_fds=[fd], start_new_session=True, **pipes) as process:
+    is_forked = b"fork_server" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    out, err = process.communicate()
+found = json.loads(out)
+found["parent"] = found["parent"] == os.getpid()
+print(json.dumps([is_forked, process.returncode, err, found]))
+"""
+
+
+@pytest.mark.parametrize("forking", ["any"], indirect=True)
+def test_process_of_a_forked_program_is_as_one_of_an_executed_program(
+    forking: ForkedStarts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    forked = told(command=[sys.executable, "-W", "error", "-c", STARTS])
+    forking.end()
+    executed = told(command=[sys.executable, "-W", "error", "-c", STARTS])
+    assert forking.count == 1
+    assert (forked.returncode, forked.stderr) == (executed.returncode, executed.stderr) == (0, "")
+    found, expected = json.loads(forked.stdout), json.loads(executed.stdout)
+    assert (found.pop(0), expected.pop(0)) == (True, False)
+    assert found == expected
+
+
+def test_limits_that_do_not_count_at_the_start_are_those_of_the_process_that_starts(
+    forking: ForkedStarts,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0 if soft else 4096, hard))
+    try:
+        forked = told()
+        forking.end()
+        executed = told()
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+    assert forking.count == 1
+    assert json.loads(forked.stdout)["limits"] == json.loads(executed.stdout)["limits"]
 
 
 def test_end_of_a_forked_process_is_its_parents_to_see(forking: ForkedStarts) -> None:
@@ -159,14 +206,14 @@ def test_process_that_a_fork_cannot_give_is_executed(
 ) -> None:
     if what == "variable":
         monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if what == "limit":
-        resource.setrlimit(resource.RLIMIT_CORE, (0 if soft else 1 << 20, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     try:
         if what == "command":
             subprocess.run(["true"], check=True)
         else:
             assert told("exit").returncode == 1
     finally:
-        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert forking.count == 0

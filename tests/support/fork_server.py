@@ -8,11 +8,15 @@ modules that are imported when it begins. Everything else is the same: it is a c
 requested descriptors, environment, session and working directory. It ends with its threads and exit handlers, but does not
 take its modules down.
 
+A program, which may start driver processes itself, gets a fork server of its own: a child that begins as a fork of it, with
+everything imported.
+
 Invariants:
-1. A process is forked only where an executed one would have the same interpreter, flags, limits, priority, processors and umask as
-   the fork server, and the same variables that count when it starts (``START_VARIABLES``). Otherwise it is executed.
-2. The fork server never has a second thread, and ends with the process of the tests.
-3. A forked process has no descriptor but the requested ones.
+1. A process is forked only where an executed one would have the same interpreter, flags, priority, processors, umask and limits as
+   the fork server, but for ``LIMITS``, and the same variables that count when it starts (``START_VARIABLES``). Otherwise it is
+   executed.
+2. A fork server never has a second thread, and ends with the process whose processes it forks.
+3. A forked process has no descriptor but the requested ones, and, where it has a fork server, the socket to that.
 """
 
 from __future__ import annotations
@@ -55,8 +59,8 @@ MESSAGE_BYTES_MAX = 1 << 17
 DESCRIPTORS_MAX = 64
 """Of a request: standard input, output and error, and what is passed."""
 
-ANSWER_S_MAX = 30.0
-"""Limit of the wait for an answer: the first one comes once everything is imported."""
+ANSWER_S_MAX = 110.0
+"""Limit of the wait for an answer: the first one comes once everything is imported, which takes half a minute on a busy machine."""
 
 CODE = re.compile(r"import sys; sys\.path\[:\] = .*; from (\S+) import main; main\(sys\.argv\[1:\]\)")
 """Of a process of ours: it sets its module path, whatever that was, and executes a module's ``main``."""
@@ -64,6 +68,16 @@ CODE = re.compile(r"import sys; sys\.path\[:\] = .*; from (\S+) import main; mai
 NUMBER_BYTES_MAX = 16
 """Of the number of a process in decimal digits."""
 
+LIMITS = ("RLIMIT_CORE", "RLIMIT_RTTIME", "RLIMIT_RTPRIO", "RLIMIT_NICE", "RLIMIT_MEMLOCK")
+"""Limits without an effect on the start of an interpreter: a forked process sets those of the process that asks for it."""
+
+OWN_NAME = b"own-forks"
+"""The name of a process that is the fork server of a forked one, at most 15 bytes."""
+
+OWN_SOCKET_MIN = 200
+"""The least number of the descriptor that a process has for its fork server: those that programs count are lower."""
+
+PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 CLOSED = -1
 
@@ -72,7 +86,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def _conditions() -> dict[str, Any]:
     """What an executed process would inherit from this one and cannot be requested."""
-    limits = (getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
+    names = (name for name in dir(resource) if name.startswith("RLIMIT_") and name not in LIMITS)
+    limits = (getattr(resource, name) for name in names)
     status = Path("/proc/self/status").read_text()
     return {
         "limits": sorted({limit: list(resource.getrlimit(limit)) for limit in limits}.items()),
@@ -80,6 +95,16 @@ def _conditions() -> dict[str, Any]:
         "processors": sorted(os.sched_getaffinity(0)),
         "status": re.findall(r"^(?:Umask|SigBlk|CapEff|CapBnd|NoNewPrivs|Uid|Gid):.*$", status, re.MULTILINE),
     }
+
+
+def _limits() -> dict[str, tuple[int, int]]:
+    return {name: resource.getrlimit(getattr(resource, name)) for name in LIMITS}
+
+
+def _is_within(asked: Mapping[str, tuple[int, int]], own: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether no hard limit is above the own one: only a privileged process may raise it."""
+    finite = {name: asked[name][1] for name in asked if own[name][1] != resource.RLIM_INFINITY}
+    return all(hard != resource.RLIM_INFINITY and hard <= own[name][1] for name, hard in finite.items())
 
 
 def _starts_alike(asked: Mapping[str, str], own: Mapping[str, str]) -> bool:
@@ -97,6 +122,7 @@ class ForkServer:
     Args:
         modules: What it imports before it forks first.
         environment: Its own; those of the processes may differ in variables that do not count when they start.
+        begun: Its end of the socket and its number, where it has been forked already; None: it is executed.
 
     Attributes:
         pids: The numbers of all fork servers of this process.
@@ -105,12 +131,23 @@ class ForkServer:
 
     pids: ClassVar[set[int]] = set()
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        modules: Sequence[str],
+        environment: Mapping[str, str],
+        begun: tuple[socket.socket, int] | None = None,
+    ) -> None:
         self._lock = threading.Lock()
         self.modules = frozenset(modules)
         self._environment = dict(environment)
-        self._conditions = json.dumps(_conditions())
+        self._conditions, self._limits = json.dumps(_conditions()), _limits()
         self._owner = os.getpid()
+        self._process: subprocess.Popen[bytes] | None = None
+        if begun is not None:
+            self._socket, self._forked = begun
+            self._socket.settimeout(ANSWER_S_MAX)
+            self.pids.add(self._forked)
+            return
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(ANSWER_S_MAX)
         code = (
@@ -132,9 +169,17 @@ class ForkServer:
 
     def close(self) -> None:
         """Ends the process, and waits for its end. What it has forked continues."""
+        if os.getpid() != self._owner:
+            return
         self._socket.close()
-        self._process.wait()
-        self.pids.remove(self._process.pid)
+        if self._process is not None:
+            self._process.wait()
+            self.pids.remove(self._process.pid)
+        else:
+            # A process that this one has forked may hold the socket, too.
+            os.kill(self._forked, signal.SIGKILL)
+            os.waitpid(self._forked, 0)
+            self.pids.remove(self._forked)
 
     def start(self, asked: Mapping[str, Any], *, is_any: bool) -> int | None:
         """Forks a process.
@@ -161,6 +206,7 @@ class ForkServer:
             or asked["process_group"] > 0
             or os.getpid() != self._owner
             or json.dumps(_conditions()) != self._conditions
+            or not _is_within(limits := _limits(), self._limits)
         ):
             return None
         standard = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]
@@ -174,6 +220,8 @@ class ForkServer:
             "numbers": [0, 1, 2, *passed],
             "session": asked["start_new_session"],
             "group": asked["process_group"] == 0,
+            "limits": limits,
+            "starts": self._environment if is_any and not _is_ours(program) else None,
         }
         with self._lock, _adopting():
             socket.send_fds(self._socket, [json.dumps(message).encode()], [*standard, *passed])
@@ -181,6 +229,20 @@ class ForkServer:
         assert answer, "the fork server has ended"
         number = int(answer)
         return number or None
+
+
+def reap_orphan(pid: int) -> bool:
+    """Whether a child is the fork server of a program that was killed; waits for its end.
+
+    It becomes a child of the process of the tests if that is starting another one at this moment.
+    """
+    try:
+        if Path(f"/proc/{pid}/comm").read_bytes().strip() != OWN_NAME:
+            return False
+        os.waitpid(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
@@ -290,10 +352,13 @@ def serve(fd: int, modules: Sequence[str], path: list[str]) -> CodeType:
     """
     gained = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [entry for entry in path if entry not in gained]
-    inherited = signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
-    is_ready = False
+    return _serve(sock, modules, path, is_ready=False)
+
+
+def _serve(sock: socket.socket, modules: Sequence[str], path: Sequence[str], *, is_ready: bool) -> CodeType:
+    inherited = signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         content, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX)
         if not content:
@@ -315,10 +380,14 @@ def serve(fd: int, modules: Sequence[str], path: list[str]) -> CodeType:
             if not os.read(go_read, 1):
                 os._exit(1)  # The fork server has been killed.
             sock.detach()
+            _libc.prctl(PR_SET_NAME, os.fsencode(os.path.basename(sys.executable)), 0, 0, 0)
             signal.signal(
                 signal.SIGINT, inherited
             )  # Ignored where the tests run in the background of a shell.
-            _become(message, fds)
+            _take_place(message, fds)
+            if message["starts"] is not None and (its := _own_server(message, modules)) is not None:
+                return _serve(its, modules, path, is_ready=True)
+            _become(message)
             return _main_code(message, path)
         os.close(number_written)
         if between is not None:
@@ -347,6 +416,8 @@ def run(code: CodeType) -> None:
             status = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    if _own is not None:
+        _own.close()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -381,7 +452,34 @@ def _fork_and_end(number_written: int) -> None:
         os._exit(0)
 
 
-def _become(message: Mapping[str, Any], fds: Sequence[int]) -> None:
+_own: ForkServer | None = None
+"""Of this process, where it is a forked one that may start others."""
+
+
+def _own_server(message: Mapping[str, Any], modules: Sequence[str]) -> socket.socket | None:
+    """Forks a fork server of the new process. Returns its end of the socket there, and None in the new process."""
+    global _own
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        _libc.prctl(PR_SET_NAME, OWN_NAME, 0, 0, 0)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.closerange(3, its.fileno())
+        os.closerange(its.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        ours.detach()
+        return its
+    its.close()
+    moved = socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, OWN_SOCKET_MIN))
+    ours.close()
+    _own = ForkServer(modules, message["starts"], (moved, pid))
+    ForkedStarts(_own, lambda: "product")
+    return None
+
+
+def _take_place(message: Mapping[str, Any], fds: Sequence[int]) -> None:
+    """Has the requested descriptors, session and process group."""
     numbers: list[int] = message["numbers"]
     above = max(*numbers, *fds) + 1
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, above) for fd in fds]
@@ -393,6 +491,13 @@ def _become(message: Mapping[str, Any], fds: Sequence[int]) -> None:
         os.setsid()
     if message["group"]:
         os.setpgid(0, 0)
+
+
+def _become(message: Mapping[str, Any]) -> None:
+    """Has the requested limits, folder and environment."""
+    for name, limit in message["limits"].items():
+        if tuple(limit) != resource.getrlimit(getattr(resource, name)):
+            resource.setrlimit(getattr(resource, name), tuple(limit))
     os.chdir(message["folder"])
     for name in set(os.environ) - set(message["environment"]):
         del os.environ[name]

@@ -11,7 +11,7 @@ from aionn.burst.controller import BurstController
 from aionn.burst.server import Answer, BurstServer
 from aionn.hal import DataLocation, ExecutionResult, Memory, OutputShape, Request, RequestArgument
 
-ANSWER_S_MAX = 5
+ANSWER_S_MAX = 30
 
 
 class Ends:

@@ -463,5 +463,8 @@ async def test_slots_are_never_shared_between_native_calls_and_other_jobs(slots:
             tasks.start_soon(launches)
         assert device.python_count + device.native_count == 3 * 60 + 30
         assert device.native_count > 0 and device.used_max <= slots
+        with anyio.fail_after(WAIT_S):
+            while device.gate._slots.held_count:  # A job is released after its answer.
+                await anyio.lowlevel.checkpoint()
         assert device.gate._slots.held_count == 0 and device.gate.waiting_count == 0
         assert not device.gate._native_jobs

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.aionn.realtime.children import OPEN, TRY, as_root, run_child, without_sys_nice
+
+pytestmark = pytest.mark.forked("any")
 
 # --- Memory and the collector -----------------------------------------------------------------------------------------------
 
@@ -47,6 +51,7 @@ asyncio.run(main())
     assert found["driver"] == "" and found["rows"] and all(found["rows"])
 
 
+@pytest.mark.forked("none")
 def test_collector_is_frozen_from_the_first_compilation_to_the_end() -> None:
     code = """
 async def main():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -171,17 +170,8 @@ def test_unknown_tag_is_told_and_the_others_apply() -> None:
     assert parse_tags("driver nonsense") == (("driver",), ("nonsense",))
 
 
-@pytest.fixture
-def levels() -> Iterator[None]:
-    loggers = [logging.getLogger(f"aionn.{tag}") for tag in TAGS]
-    before = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-
-
 async def test_chosen_tags_speak_and_others_do_not(
-    digits: Path, levels: None, caplog: pytest.LogCaptureFixture
+    digits: Path, own_log_tags: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_with("npu") as runtime:
         await runtime.compile(digits)
@@ -197,7 +187,7 @@ async def test_chosen_tags_speak_and_others_do_not(
 
 @pytest.mark.parametrize("isolation", ["process", "in_process"])
 async def test_every_tag_says_what_its_part_does(
-    digits: Path, silence: Values, levels: None, caplog: pytest.LogCaptureFixture, isolation: str
+    digits: Path, silence: Values, own_log_tags: None, caplog: pytest.LogCaptureFixture, isolation: str
 ) -> None:
     """With the driver in a process of its own, what that says comes back to the same loggers."""
     async with aionn.open(drivers=["reference"], isolation=isolation, log="all") as runtime:  # type: ignore[arg-type]
@@ -221,7 +211,7 @@ def test_unknown_tag_of_an_option_is_refused() -> None:
         aionn.open(log="model,nonsense")
 
 
-def test_unknown_tag_is_an_error_line(levels: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_tag_is_an_error_line(own_log_tags: None, caplog: pytest.LogCaptureFixture) -> None:
     assert choose_tags("nonsense") == ()
     assert "unknown: nonsense" in caplog.text
 

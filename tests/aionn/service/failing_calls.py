@@ -1,8 +1,8 @@
 """Lives a client's whole life again and again while the n-th system call of a kind fails, until a life passes untouched.
 
-Run as a script by test_failing_calls.py, with the library of failing_calls.c preloaded. What a life may end with is success or an
-error of the package; whatever it ends with, nothing may hang or be left behind, here or in the driver process, and the next life,
-undisturbed, must succeed.
+Run as a script by test_failing_calls.py, with the library of failing_calls.c preloaded: each line of its standard input is a
+request, each line of its standard output a report. What a life may end with is success or an error of the package; whatever it
+ends with, nothing may hang or be left behind, here or in the driver process, and the next life, undisturbed, must succeed.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ KINDS = _KINDS.split()
 
 LIFE_S_MAX = 30.0
 LEFT_S_MAX = 20.0
+REQUEST_S_MAX = 700
 NUMBERS_MAX = 500
 """No life makes so many calls of a kind."""
 
@@ -201,23 +202,38 @@ def _process_footprint(pid: str) -> list[int]:
 
 
 def main() -> None:
-    plan_path, server, socket_path, faults, step, offset = sys.argv[1:]
-    faulthandler.dump_traceback_later(500, exit=True)
-    plan = Plan(plan_path)
-    if server == "-":
+    plan = Plan(sys.argv[1])
+    for line in sys.stdin:
+        faulthandler.dump_traceback_later(REQUEST_S_MAX, exit=True)
+        print(json.dumps(report_of(plan, **json.loads(line))), flush=True)
+
+
+def report_of(
+    plan: Plan, faults: list[str], step: int, server: int | None, socket_path: str | None
+) -> dict[str, Any]:
+    """Lives lives with each fault, at every ``step``-th call of its kind.
+
+    Args:
+        plan: What fails.
+        faults: As ``role:kind:error``.
+        step: At least 1.
+        server: The process that serves the device; None: each life starts a driver process.
+        socket_path: Where that serves.
+    """
+    if server is None:
         lives = Lives(lambda tasks: RemoteDevice("reference", "reference", tasks), None)
     else:
-        lives = Lives(lambda tasks: RemoteDevice("r", "r", tasks, path=socket_path), int(server))
+        lives = Lives(lambda tasks: RemoteDevice("r", "r", tasks, path=socket_path), server)
     report: dict[str, dict[str, int]] = {}
     wrong: list[str] = []
-    for _ in range(1 if server == "-" else 2):
+    for _ in range(1 if server is None else 2):
         assert lives.one() == ("success", []), "a life that nothing disturbs"
     gc.collect()
     gc.freeze()  # What stays to the end need not be looked at after each life.
-    for fault in faults.split(","):
+    for fault in faults:
         role, kind, error = fault.split(":")
         outcomes: dict[str, int] = {}
-        for number in range(1 + int(offset), NUMBERS_MAX, int(step)):
+        for number in range(1, NUMBERS_MAX, step):
             began_s = time.monotonic()
             outcome, found = lives.one(functools.partial(plan.arm, kind, number, error, role))
             if plan.disarm() == 0:
@@ -234,7 +250,7 @@ def main() -> None:
         else:
             wrong.append(f"{fault}: {NUMBERS_MAX} calls are not all")
         report[fault] = outcomes
-    print(json.dumps({"outcomes": report, "wrong": wrong}))
+    return {"outcomes": report, "wrong": wrong}
 
 
 if __name__ == "__main__":

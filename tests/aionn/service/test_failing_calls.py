@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import select
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,29 +111,54 @@ def server(stage: Stage) -> Iterator[tuple[int, Path]]:
     assert "Traceback" not in log.read_text(), log.read_text()
 
 
-def lives(
-    stage: Stage,
-    server: tuple[int, Path] | None,
-    faults: list[str],
-    *,
-    step: int = 1,
-    timeout_s: int = RUN_S_MAX,
-) -> dict[str, dict[str, int]]:
-    """Lives lives while the calls fail, every ``step``-th one of each kind, and returns how they ended, by fault."""
-    pid, path = ("-", "-") if server is None else map(str, server)
-    arguments = [str(stage.plan), pid, path, ",".join(faults), str(step), "0"]
-    done = subprocess.run(
-        [sys.executable, str(HERE / "failing_calls.py"), *arguments],
-        env=stage.environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout)
-    assert report["wrong"] == [], "\n".join(report["wrong"])
-    outcomes: dict[str, dict[str, int]] = report["outcomes"]
-    return outcomes
+Lives = Callable[..., dict[str, dict[str, int]]]
+
+
+@pytest.fixture(scope=server_scope)
+def lives(stage: Stage) -> Iterator[Lives]:
+    """Lives lives in an application while the calls fail, every ``step``-th one of each kind: how they ended, by fault.
+
+    The application is one for all tests, or for each: it checks itself after each life that nothing is left.
+    """
+    log = stage.folder / "application.log"
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(
+            [sys.executable, str(HERE / "failing_calls.py"), str(stage.plan)],
+            env=stage.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        ) as process,
+    ):
+        told, asked = process.stdout, process.stdin
+        assert told is not None and asked is not None
+
+        def live(
+            server: tuple[int, Path] | None, faults: list[str], *, step: int = 1, timeout_s: int = RUN_S_MAX
+        ) -> dict[str, dict[str, int]]:
+            pid, path = (None, None) if server is None else (server[0], str(server[1]))
+            request = {"faults": faults, "step": step, "server": pid, "socket_path": path}
+            asked.write(json.dumps(request).encode() + b"\n")
+            asked.flush()
+            is_answered, _, _ = select.select([told], [], [], timeout_s)
+            if not is_answered:
+                process.kill()
+            line = told.readline()
+            assert line, log.read_text()
+            report = json.loads(line)
+            assert report["wrong"] == [], "\n".join(report["wrong"])
+            outcomes: dict[str, dict[str, int]] = report["outcomes"]
+            return outcomes
+
+        try:
+            yield live
+        finally:
+            asked.close()
+            try:
+                process.wait(20)
+            finally:
+                process.kill()
 
 
 def of(role: str, *groups: tuple[str, ...]) -> list[str]:
@@ -147,9 +173,9 @@ ROLES = [
 """In which process calls fail: in both, in lives one after the other of one application; or in one, for which there is one."""
 
 
-def test_shortage_in_the_application_is_an_error_and_passes(stage: Stage, server: tuple[int, Path]) -> None:
+def test_shortage_in_the_application_is_an_error_and_passes(lives: Lives, server: tuple[int, Path]) -> None:
     faults = [*of("client", SHORTAGES), "client:socket:EMFILE", "client:connect:EAGAIN"]
-    outcomes = lives(stage, server, faults, step=2)
+    outcomes = lives(server, faults, step=2)
     for fault in of("client", SHORTAGES):
         assert set(outcomes[fault]) == {"ResourceExhausted"} and outcomes[fault]["ResourceExhausted"] >= 2
     assert outcomes["client:socket:EMFILE"] == {"DeviceUnavailable": 1}
@@ -157,10 +183,10 @@ def test_shortage_in_the_application_is_an_error_and_passes(stage: Stage, server
 
 
 def test_shortage_in_the_driver_process_is_an_error_and_passes(
-    stage: Stage, server: tuple[int, Path]
+    lives: Lives, server: tuple[int, Path]
 ) -> None:
     faults = ["driver:mmap:ENOMEM", "driver:fcntl_dup:EMFILE", "driver:accept:EMFILE"]
-    outcomes = lives(stage, server, faults, step=4)
+    outcomes = lives(server, faults, step=4)
     assert set(outcomes["driver:mmap:ENOMEM"]) == {"ResourceExhausted"}
     assert set(outcomes["driver:fcntl_dup:EMFILE"]) == {"ResourceExhausted"}
     assert outcomes["driver:accept:EMFILE"] == {"success": 1}  # The client waits in the backlog.
@@ -168,11 +194,11 @@ def test_shortage_in_the_driver_process_is_an_error_and_passes(
 
 @pytest.mark.parametrize("roles", ROLES)
 def test_interrupted_calls_are_made_again(
-    stage: Stage, server: tuple[int, Path], roles: tuple[str, ...]
+    lives: Lives, server: tuple[int, Path], roles: tuple[str, ...]
 ) -> None:
     interruptions = ("recvmsg:EINTR", "sendmsg:EAGAIN", "sendmsg:EINTR")
     faults = [fault for role in roles for fault in of(role, interruptions)]
-    outcomes = lives(stage, server, faults, step=12)
+    outcomes = lives(server, faults, step=12)
     assert all(set(outcomes[fault]) == {"success"} for fault in faults)
     for role in roles:
         assert outcomes[f"{role}:recvmsg:EINTR"]["success"] >= 2
@@ -180,16 +206,16 @@ def test_interrupted_calls_are_made_again(
 
 @pytest.mark.parametrize("roles", ROLES)
 def test_connection_that_fails_ends_alone(
-    stage: Stage, server: tuple[int, Path], roles: tuple[str, ...]
+    lives: Lives, server: tuple[int, Path], roles: tuple[str, ...]
 ) -> None:
-    outcomes = lives(stage, server, [fault for role in roles for fault in of(role, TRAFFIC)], step=15)
+    outcomes = lives(server, [fault for role in roles for fault in of(role, TRAFFIC)], step=15)
     for role in roles:
         ended = [counts for fault, counts in outcomes.items() if fault.startswith(role)]
         assert sum(sum(counts.values()) for counts in ended) >= 4
 
 
-def test_too_many_descriptors_under_way_are_refused_and_pass(stage: Stage, server: tuple[int, Path]) -> None:
-    (outcomes,) = lives(stage, server, ["client:sendmsg:ETOOMANYREFS"], step=4).values()
+def test_too_many_descriptors_under_way_are_refused_and_pass(lives: Lives, server: tuple[int, Path]) -> None:
+    (outcomes,) = lives(server, ["client:sendmsg:ETOOMANYREFS"], step=4).values()
     assert outcomes["ResourceExhausted"] >= 2 and set(outcomes) <= {
         "DeviceUnavailable",
         "ResourceExhausted",
@@ -197,8 +223,8 @@ def test_too_many_descriptors_under_way_are_refused_and_pass(stage: Stage, serve
     }
 
 
-def test_driver_process_that_cannot_be_started_leaves_nothing(stage: Stage) -> None:
-    outcomes = lives(stage, None, ["client:socketpair:EMFILE", "client:pidfd_open:EMFILE"])
+def test_driver_process_that_cannot_be_started_leaves_nothing(lives: Lives) -> None:
+    outcomes = lives(None, ["client:socketpair:EMFILE", "client:pidfd_open:EMFILE"])
     assert outcomes["client:socketpair:EMFILE"]["DeviceUnavailable"] == 1
     assert outcomes["client:pidfd_open:EMFILE"] == {"DeviceUnavailable": 1}
 
@@ -206,8 +232,8 @@ def test_driver_process_that_cannot_be_started_leaves_nothing(stage: Stage) -> N
 @pytest.mark.long
 @pytest.mark.parametrize("role", ["client", "driver"])
 @pytest.mark.parametrize("fault", [*SHORTAGES, *TRAFFIC, *PASSING, *CONNECTIONS, "pthread_create:EAGAIN"])
-def test_every_call_fails_once(stage: Stage, server: tuple[int, Path], role: str, fault: str) -> None:
-    outcomes = lives(stage, server, of(role, (fault,)), timeout_s=600)
+def test_every_call_fails_once(lives: Lives, server: tuple[int, Path], role: str, fault: str) -> None:
+    outcomes = lives(server, of(role, (fault,)), timeout_s=600)
     if fault in PASSING:
         assert set(outcomes[f"{role}:{fault}"]) <= {"success"}
 
@@ -215,5 +241,5 @@ def test_every_call_fails_once(stage: Stage, server: tuple[int, Path], role: str
 @pytest.mark.long
 @pytest.mark.parametrize("role", ["client", "driver"])
 @pytest.mark.parametrize("fault", [*SHORTAGES, *STARTS, *TRAFFIC])
-def test_every_call_fails_once_around_a_process_of_its_own(stage: Stage, role: str, fault: str) -> None:
-    lives(stage, None, of(role, (fault,)), timeout_s=600)
+def test_every_call_fails_once_around_a_process_of_its_own(lives: Lives, role: str, fault: str) -> None:
+    lives(None, of(role, (fault,)), timeout_s=600)

@@ -210,14 +210,17 @@ def test_cancelled_twice_while_it_opens_leaves_no_file_and_no_thread(really, tmp
 
 def test_cancelled_twice_while_it_closes_writes_what_was_added(really, tmp_path):
     async def body():
+        are_added = asyncio.Event()
+
         async def use():
             async with record(tmp_path / "a.rec") as recorder:
                 for index in range(50):
                     recorder.add(frame(index, 100))
+                are_added.set()
                 await anyio.sleep(20)
 
         task = asyncio.create_task(use())
-        await anyio.sleep(0.05)
+        await are_added.wait()
         for _ in range(2):
             task.cancel()
             await asyncio.sleep(0)

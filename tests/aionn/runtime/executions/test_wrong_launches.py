@@ -19,7 +19,7 @@ from aionn.testing.models import identity
 from tests.support.loop_reference import LoopReferenceDevice
 
 ONE = np.ones(1, np.float32)
-LIMIT_S = 5.0
+LIMIT_S = 30.0
 
 
 class Uncancellable(LaunchBase):

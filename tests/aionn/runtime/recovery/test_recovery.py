@@ -126,20 +126,31 @@ async def test_frames_that_are_late_for_the_new_process_are_dropped(net: aionn.C
 
 
 async def test_execution_that_waits_for_the_new_process_can_miss_its_deadline_and_be_cancelled(
-    runtime: aionn.Runtime, net: aionn.Compilation
+    runtime: aionn.Runtime, net: aionn.Compilation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (step,) = net._plan.steps
     prepared = step.prepared
     assert isinstance(prepared, RecoveringPreparedModel)
+    prepare, may_prepare = prepared._prepare, anyio.Event()
+
+    async def prepare_later() -> Any:
+        await may_prepare.wait()
+        return await prepare()
+
+    monkeypatch.setattr(prepared, "_prepare", prepare_later)
     await kill(runtime)
     with anyio.fail_after(LIMIT_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(net.execute, [ONE])
+            while not prepared._waiting:
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        assert not prepared._waiting, "it does not wait for the device any more"
         with pytest.raises(aionn.MissedDeadline):
-            await net.execute([ONE], deadline=aionn.after(0.002))
+            await net.execute([ONE], deadline=aionn.after(0.01))
         assert prepared.state is RecoveryState.PREPARING
-        with anyio.move_on_after(0.002) as cancelled:
-            await net.execute([ONE])
-        assert cancelled.cancelled_caught
-        assert not prepared._waiting, "neither waits for the device any more"
+        assert not prepared._waiting, "nor does this one"
+        may_prepare.set()
         assert (await net.execute([ONE])).outputs[0] == 2
     assert net.recoveries == 1
 

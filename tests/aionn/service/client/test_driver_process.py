@@ -133,16 +133,19 @@ async def test_driver_that_dies_while_compiling_is_started_again(digits: Path) -
         (device,) = runtime.devices
         await device.status()
         pid = device.pid
-        assert pid is not None
+        assert pid is not None and isinstance(device.hal, RemoteDevice)
+        connection = device.hal._connection
+        assert connection is not None
         stop(pid)
         with pytest.raises(aionn.DeadObject):
             async with anyio.create_task_group() as tasks:
 
-                async def kill_soon() -> None:
-                    await anyio.sleep(0.05)
+                async def kill_once_asked() -> None:
+                    while connection.is_quiet():
+                        await anyio.sleep(0.001)
                     os.kill(pid, signal.SIGKILL)
 
-                tasks.start_soon(kill_soon)
+                tasks.start_soon(kill_once_asked)
                 try:
                     await runtime.compile(digits)
                 except aionn.DeadObject as e:

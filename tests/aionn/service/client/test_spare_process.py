@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -25,7 +26,7 @@ from aionn.service.client.spare import Spare
 from aionn.service.client.supervisor import DriverProcess, StartConditions
 
 READY_S_MAX = 60.0
-GONE_S_MAX = 10.0
+GONE_S_MAX = 30.0
 
 DRIVER = """
 import os
@@ -309,10 +310,19 @@ async def test_cancelled_call_leaves_no_process_of_its_own(device: RemoteDevice)
 
 
 async def test_ready_process_has_the_priority_of_any_other(device: RemoteDevice) -> None:
+    def priorities(pid: int) -> set[int]:
+        found = set()
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(ProcessLookupError):
+                found.add(os.getpriority(os.PRIO_PROCESS, int(task)))
+        return found
+
     await device.connect()
     waiting = await ready(device)
-    tasks = [int(task) for task in os.listdir(f"/proc/{waiting}/task")]
-    assert {os.getpriority(os.PRIO_PROCESS, task) for task in tasks} == {os.getpriority(os.PRIO_PROCESS, 0)}
+    # The thread that imported has been joined; the kernel may list it a moment longer.
+    with anyio.fail_after(GONE_S_MAX):
+        while priorities(waiting) != {os.getpriority(os.PRIO_PROCESS, 0)}:
+            await anyio.sleep(0.005)
     group = Path(f"/proc/{waiting}/autogroup")
     if group.exists():
         assert group.read_text().split()[-1] == "0"

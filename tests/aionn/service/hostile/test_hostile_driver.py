@@ -32,17 +32,20 @@ HERE = Path(__file__).parent
 CALL_S = 0.25
 """How long a call on the hostile device may take in the quick form: a call that is answered takes some milliseconds."""
 
+PREPARE_S = 20.0
+"""How long it may take to prepare a model for attacks that answer this call, whatever they do to later ones."""
+
 START_S_MAX = client.START_S_MAX
 CALL_LONG_S = 5.0
 ATTACK_LONG_S = 15.0
 
 DELAY_S_MAX = 1.0
-"""Longest time for which the event loop may keep a task waiting: the machine is busy, and what blocks a loop blocks it longer."""
+"""Longest time for which the event loop may keep a task waiting: what blocks a loop blocks it longer."""
 
-CLOSE_S_MAX = 8.0
+CLOSE_S_MAX = 20.0
 """How long closing may take: limits of the parts are shortened, and the machine may be busy."""
 
-LEFT_S_MAX = 5.0
+LEFT_S_MAX = 30.0
 """How long a process that was killed may take until it is gone."""
 
 RSS_MORE_KIB = 192 << 10
@@ -124,7 +127,8 @@ async def beside(attack: str, call_s: float, seconds: float) -> tuple[Any, float
             tasks.start_soon(good.go_on)
             end_s = time.monotonic() + seconds
             if hostile is not None:
-                outcomes = application.Outcomes(hostile.hal, call_s)
+                prepare_s = PREPARE_S if attack in EXPECTED else call_s
+                outcomes = application.Outcomes(hostile.hal, call_s, prepare_s)
                 tasks.start_soon(_watch_pids, hostile, pids)
                 while True:
                     await application.use_runtime(runtime, outcomes)

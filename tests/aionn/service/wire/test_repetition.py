@@ -33,7 +33,7 @@ from aionn.service.wire.quotas import Account, Quotas
 from aionn.service.wire.repetition import MemoryIdentifiers, RecallMemories, RememberedMemories
 from fences import SyncFence
 
-SETTLED_S_MAX = 5.0
+SETTLED_S_MAX = 30.0
 
 
 async def settled(is_so: Any) -> None:
