@@ -132,7 +132,7 @@ async def test_spoken_digits_give_openvino_s_results(shared: Path, form: str) ->
     compiled = ov.Core().compile_model(str(path), "CPU", PROPERTIES)
     clips = np.load(shared / "models" / "digits_test.npz")["x"][:CLIPS].astype(np.float32)
     (operand,) = load_tflite(path).model.main.inputs
-    bounds = np.iinfo(operand_dtype(operand.type))
+    bounds = np.iinfo(operand_dtype(operand.type).name)
     async with (
         OpenvinoDevice() as device,
         aionn.open(devices=[device], drivers=[]) as runtime,
@@ -151,7 +151,7 @@ async def compare_layers(path: Path, folder: Path, count: int) -> int:
     generator = np.random.default_rng(SEED)
     (first,) = model.main.input_indexes
     operand = model.main.operands[first]
-    bounds = np.iinfo(operand_dtype(operand.type))
+    bounds = np.iinfo(operand_dtype(operand.type).name)
     known: list[dict[int, Array]] = [
         {first: generator.integers(bounds.min, bounds.max + 1, operand.dimensions).astype(bounds.dtype)}
         for _ in range(count)
