@@ -65,7 +65,7 @@ figure of their own take the larger one, and energy follows time. GPUs and NPUs 
 INFO = DeviceInfo(
     name=CPU,
     type=DeviceType.CPU,
-    version="2",
+    version="3",
     feature_level=FeatureLevel.LEVEL_7,
     capabilities=measured_capabilities(FLOAT_TIME, SIGNED_TIME),
     cache_files=CacheFileCounts(1, 1),
@@ -140,7 +140,7 @@ class OpenvinoDevice(OnnxDevice):
 
     # Its plugins hold numbers of 64 bits in 32, give zeros for an index out of range, subtract the zero point of weights in 8 bits,
     # which overflows, and round a zero point's product with the scale. The processor's kernels for convolutions read outside of an
-    # image that is smaller than the window, and compute some groups of 8-bit numbers wrongly.
+    # image that is smaller than the window, and compute some groups of 8-bit numbers and some strides wrongly.
     dialect = Dialect(
         has_wide_numbers=False,
         reports_indexes=False,

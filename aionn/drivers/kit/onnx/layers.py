@@ -281,7 +281,8 @@ def l2_normalization(g: Graph, op: Operation) -> None:
     """L2_NORMALIZATION: divided by the length, or by a small number where that is less."""
     data = g.input(op, 0)
     axis = g.optional(op, 1, -1) % data.rank
-    name = g.real(data)
+    # A zero that is not exact may be as long as the small number.
+    name = g.exact_real(data) if data.is_quantized else g.real(data)
     length = g.emit("ReduceL2", [name, g.int64s([axis])], keepdims=1)
     divisor = g.emit("Max", [length, g.constant(1e-6, "float32")])
     g.set_real(g.output(op), g.emit("Div", [name, divisor]))

@@ -187,6 +187,21 @@ async def test_one_window_in_a_row_of_an_image_of_one_channel_gives_the_referenc
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", [UNSIGNED, SIGNED])
+async def test_normalisation_of_zeros_gives_zeros(kind: OperandType) -> None:
+    # OpenVINO's zero behind an ADD is a little more: so small a number decides what a vector of zeros becomes.
+    zero = 32 if kind == UNSIGNED else -96
+    dtype = np.uint8 if kind == UNSIGNED else np.int8
+    graph = GraphBuilder()
+    x = graph.input(kind, (2, 2, 2, 3), scale=0.1, zero_point=zero)
+    nothing = graph.constant(np.full((1,), zero, dtype), kind, scale=0.1, zero_point=zero)
+    inner = graph.result(OperationType.ADD, [x, nothing, graph.constant(0)], x, (2, 2, 2, 3))
+    y = graph.variable(kind, (2, 2, 2, 3), scale=1 / 128, zero_point=128 if kind == UNSIGNED else 0)
+    graph.operation(OperationType.L2_NORMALIZATION, [inner], [y])
+    wanted, got = await computed(graph.build([y]), [np.full((2, 2, 2, 3), zero, dtype)])
+    assert np.array_equal(wanted, got)
+
+
 def volume(extents: tuple[int, ...], window: tuple[int, ...], strides: tuple[int, ...]) -> Model:
     """A convolution over three axes, which is an operation of the extension."""
     x = np.zeros((1, 1, *extents), np.float32)

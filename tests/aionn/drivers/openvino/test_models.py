@@ -1,4 +1,9 @@
-"""Model files give on `openvino-cpu` what OpenVINO gives for the files themselves: floats closely, integers within a step."""
+"""Model files give on `openvino-cpu` what OpenVINO gives for the files themselves: floats closely, integers within a step.
+
+Integers are compared layer by layer, and whole networks where they do not amplify: a quotient within two units of float32 of a half
+is rounded as the HAL rounds halves by the one, as IEEE 754 does by the other, and some networks make tens of steps of one such
+step. A layer of `digits_int8` has one such number in 33,280.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,17 @@ import numpy as np
 import pytest
 
 import aionn
+from aionn.drivers.kit.engines.support import single_operation_model
+from aionn.drivers.kit.onnx.graph import Graph, Value
+from aionn.drivers.litert.lowering import lower as lower_to_tflite
 from aionn.drivers.onnx_reference.driver import OnnxReferenceDevice
 from aionn.drivers.openvino.driver import OpenvinoDevice
 from aionn.drivers.reference import ReferenceDevice
+from aionn.hal import operand_dtype
+from aionn.hal.slicing import read_from_outside
+from aionn.interpreter import Interpreter, RunControl
 from aionn.models.onnx.schema import read_model
+from aionn.models.tflite import load_tflite
 from tests.support.torch_files import CASES, FOLDER, Array, check, drawn, options_of
 
 ov = pytest.importorskip("openvino", reason="OpenVINO is not installed")
@@ -21,18 +33,27 @@ ov = pytest.importorskip("openvino", reason="OpenVINO is not installed")
 FLOAT_MAX = 1e-4
 """Largest difference of float results, relative to the largest result."""
 
-STEPS_MAX = 2
-"""Largest difference of quantised results. The layers of both differ by a step, and networks amplify it."""
+STEPS_MAX = 1
+"""Largest difference of quantised results."""
 
 SMALL = ["shapes_float", "shapes_int8", "shapes_uint8", "digits_float"]
 LARGE = [
     *(f"kws_dscnn_{form}" for form in ("float", "int8")),
     "mobilenet_v1_0.25_128_float",
-    *(f"mobilenet_v2_1.0_224_{form}" for form in ("float", "int8")),
+    "mobilenet_v2_1.0_224_float",
     "lstm_asr_float",
 ]
-"""Without two quantised networks that amplify a step of noise to tens of steps, in OpenVINO alone as well: digits, mobilenet_v1."""
+INTEGERS = [
+    *(f"{kind}_{form}" for kind in ("shapes", "digits") for form in ("int8", "uint8")),
+    "kws_dscnn_int8",
+    "mobilenet_v1_0.25_128_int8",
+    "mobilenet_v2_1.0_224_int8",
+]
+EXPORTED_STEPS_MAX = 2.01
+"""The same for networks that PyTorch exported, in steps of the scale of their results: `resnet18_int8` needs two."""
+
 DRAWN_COUNT = 4
+CLIPS = 16
 SEED = 5
 
 PROPERTIES = {
@@ -90,6 +111,82 @@ async def test_large_model_gives_openvino_s_results(shared: Path, name: str) -> 
     await compare(shared / "models" / f"{name}.tflite")
 
 
+def with_halves_to_even(g: Graph, name: str, like: Value) -> str:
+    """As ``Graph.quantized``, with halves as OpenVINO has them."""
+    scale, zero_point = g.constant(like.scale, "float32"), g.constant(like.zero_point, like.dtype)
+    return g.emit("QuantizeLinear", [name, scale, zero_point])
+
+
+@pytest.mark.slow
+async def test_network_that_amplifies_a_step_gives_openvino_s_results_with_its_halves(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Graph, "quantized", with_halves_to_even)
+    await compare(shared / "models" / "mobilenet_v1_0.25_128_int8.tflite")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["int8", "uint8"])
+async def test_spoken_digits_give_openvino_s_results(shared: Path, form: str) -> None:
+    path = shared / "models" / f"digits_{form}.tflite"
+    compiled = ov.Core().compile_model(str(path), "CPU", PROPERTIES)
+    clips = np.load(shared / "models" / "digits_test.npz")["x"][:CLIPS].astype(np.float32)
+    (operand,) = load_tflite(path).model.main.inputs
+    bounds = np.iinfo(operand_dtype(operand.type).name)
+    async with (
+        OpenvinoDevice() as device,
+        aionn.open(devices=[device], drivers=[]) as runtime,
+        await runtime.compile(path) as net,
+    ):
+        for clip in clips:
+            numbers = np.round(clip.reshape(operand.dimensions) / operand.scale) + operand.zero_point
+            value = np.clip(numbers, bounds.min, bounds.max).astype(bounds.dtype)
+            result = await net.execute([value])
+            assert_close(result.outputs[0], next(iter(compiled([value]).values())))
+
+
+async def compare_layers(path: Path, folder: Path, count: int) -> int:
+    """Each operation of a network by itself, on the numbers that come to it; the number of operations."""
+    model = load_tflite(path).model
+    generator = np.random.default_rng(SEED)
+    (first,) = model.main.input_indexes
+    operand = model.main.operands[first]
+    bounds = np.iinfo(operand_dtype(operand.type).name)
+    known: list[dict[int, Array]] = [
+        {first: generator.integers(bounds.min, bounds.max + 1, operand.dimensions).astype(bounds.dtype)}
+        for _ in range(count)
+    ]
+    async with OpenvinoDevice() as device, aionn.open(devices=[device], drivers=[]) as runtime:
+        for index, operation in enumerate(model.main.operations):
+            part = single_operation_model(model, index)
+            (folder / "layer.tflite").write_bytes(lower_to_tflite(part).file)
+            compiled = ov.Core().compile_model(str(folder / "layer.tflite"), "CPU", PROPERTIES)
+            async with await runtime.compile(part) as net:
+                for values in known:
+                    given = [values[i] for i in read_from_outside(model.main, (index,))]
+                    result = await net.execute(given)
+                    for got, want in zip(result.outputs, compiled(given).values(), strict=True):
+                        assert_close(got, want)
+                    wanted = Interpreter(part).run(given, RunControl())
+                    values.update(zip(operation.outputs, wanted, strict=True))
+    return len(model.main.operations)
+
+
+@pytest.mark.slow
+async def test_each_layer_of_a_network_of_integers_gives_openvino_s_results(
+    example_data: Path, tmp_path: Path
+) -> None:
+    assert await compare_layers(example_data / "digits_int8.tflite", tmp_path, 1) > 20
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", INTEGERS)
+async def test_each_layer_of_every_network_of_integers_gives_openvino_s_results(
+    shared: Path, tmp_path: Path, name: str
+) -> None:
+    assert await compare_layers(shared / "models" / f"{name}.tflite", tmp_path, 2) > 5
+
+
 def peer_results(name: str, values: Sequence[Array]) -> list[Array]:
     """OpenVINO's results for a file."""
     core = ov.Core()
@@ -115,4 +212,4 @@ async def test_exported_file_gives_openvino_s_results(name: str) -> None:
     ):
         assert "openvino-cpu" in net.devices
         result = await net.execute([given[spec.name] for spec in net.inputs])
-        check(name, peer_results(name, values), list(result.outputs), steps=STEPS_MAX + 0.01)
+        check(name, peer_results(name, values), list(result.outputs), steps=EXPORTED_STEPS_MAX)
