@@ -32,7 +32,7 @@ WINDOWS_MAX = 60
 def patient(monkeypatch):
     monkeypatch.setattr("aionn.media.live.source.SILENCE_S_MIN", 15.0)
     monkeypatch.setattr("aionn.media.live.source.FIRST_ITEM_S_MAX", 60.0)
-    monkeypatch.setattr("aionn.media.microphones.opening.OPEN_S_MAX", 60.0)
+    monkeypatch.setattr("aionn.media.microphones.opening._SoundOpener.limit_s", 60.0)
 
 
 @pytest.fixture
@@ -99,29 +99,6 @@ async def until_the_tone(windows):
     raise AssertionError(f"no tone in {WINDOWS_MAX} windows, the last one has {hz:.0f} Hz and {peak:.3f}")
 
 
-def test_tone_in_the_loop_of_the_kernel_comes_by_portaudio(device, tmp_path):
-    async def body():
-        with playing(tmp_path):
-            async with microphone(device, recorder="portaudio", reconnect=SOON) as windows:
-                return await until_the_tone(windows)
-
-    window, account = run(body)
-    assert window.samples.shape == (RATE,) and window.clock == "arrival"
-    assert account.presented == account.delivered + account.dropped + account.queued
-
-
-def test_rate_that_the_device_does_not_have_is_an_error(device, tmp_path):
-    async def body():
-        # The end that plays sets the rate of both.
-        with playing(tmp_path, rate=48_000):
-            await asyncio.sleep(5)
-            with pytest.raises(SourceUnavailable, match="expected 16000 samples per s"):
-                async with microphone(device, recorder="portaudio", reconnect=None):
-                    pass
-
-    run(body)
-
-
 def test_tone_in_the_loop_of_the_kernel_comes_by_a_pipe_until_the_recorder_ends(tmp_path):
     command = [
         PROGRAMS / "arecord", "-q", "-D", RECORDED, "-t", "raw", "-f", "S16_LE", "-r", str(RATE), "-c", "1",
@@ -146,3 +123,26 @@ def test_tone_in_the_loop_of_the_kernel_comes_by_a_pipe_until_the_recorder_ends(
 
     window, _ = run(body)
     assert window.samples.shape == (RATE,)
+
+
+def test_tone_in_the_loop_of_the_kernel_comes_by_portaudio(device, tmp_path):
+    async def body():
+        with playing(tmp_path):
+            async with microphone(device, recorder="portaudio", reconnect=SOON) as windows:
+                return await until_the_tone(windows)
+
+    window, account = run(body)
+    assert window.samples.shape == (RATE,) and window.clock == "arrival"
+    assert account.presented == account.delivered + account.dropped + account.queued
+
+
+def test_rate_that_the_device_does_not_have_is_an_error(device, tmp_path):
+    async def body():
+        # The end that plays sets the rate of both.
+        with playing(tmp_path, rate=48_000):
+            await asyncio.sleep(5)
+            with pytest.raises(SourceUnavailable, match="expected 16000 samples per s"):
+                async with microphone(device, recorder="portaudio", reconnect=None):
+                    pass
+
+    run(body)

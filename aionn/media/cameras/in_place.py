@@ -137,7 +137,7 @@ class CaptureMemory:
             if self._capture is not None:
                 self._capture.queue(number)
 
-    # What the capture does
+    # For the capture
 
     def lend(self, number: int) -> Pixels:
         """Gives an array to the application; returns the view that its frame has."""
