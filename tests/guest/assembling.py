@@ -1,4 +1,4 @@
-"""The parts of an emulated machine with cameras and a sound card: QEMU, an unmodified kernel of Debian, a small first file system.
+"""The parts of an emulated machine with cameras: QEMU, an unmodified kernel of Debian and its modules, a small first file system.
 
     python -m tests.guest.assembling FOLDER
 
@@ -19,15 +19,7 @@ from pathlib import Path
 
 __all__ = ["PACKAGES", "assemble", "environment", "kernel_of", "missing", "modules_of", "write_first_files"]
 
-PACKAGES = (
-    "qemu-system-x86",
-    "linux-image-amd64",
-    "busybox-static",
-    "kmod",
-    "v4l-utils",
-    "alsa-utils",
-    "libportaudio2",
-)
+PACKAGES = ("qemu-system-x86", "linux-image-amd64", "busybox-static", "kmod", "v4l-utils")
 
 ROOT_MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 """What the first file system needs to find this machine's files."""

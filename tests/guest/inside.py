@@ -37,7 +37,7 @@ CAMERAS = ("/dev/video0", "/dev/video1")
 SIZE = 320, 180
 SOON = Reconnection(first_s=0.05, most_s=0.5)
 SMALL = {"capture_size": SIZE, "size": (96, 96), "input_index": 0, "rate": 10.0, "reconnect": SOON}
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,8 @@ def patient(monkeypatch):
     monkeypatch.setattr("aionn.media.live.source.SILENCE_S_MIN", 10.0)
     monkeypatch.setattr("aionn.media.live.source.FIRST_ITEM_S_MAX", 30.0)
     monkeypatch.setattr("aionn.media.cameras.opening.OPEN_S_MAX", 60.0)
+    monkeypatch.setattr("aionn.media.cameras.opening._CameraOpener.limit_s", 60.0)
+    monkeypatch.setattr("aionn.service.client.device.START_S_MAX", 240.0)
 
 
 def control(path, setting):

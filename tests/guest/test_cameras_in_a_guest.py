@@ -1,5 +1,4 @@
-"""Real cameras of the kernel's driver vivid and a sound card of snd-aloop, in an emulated machine that runs `inside.py` and
-`inside_sound.py` with this interpreter."""
+"""Real cameras of the kernel's driver vivid, in an emulated machine that runs the tests of `inside.py` with this interpreter."""
 
 import os
 import re
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
 
-BOOT_S_MAX = 900
+BOOT_S_MAX = 1200
 """Emulation is ten to fifty times as slow as the machine, and others may use it."""
 
 SCRIPT = """
@@ -24,13 +23,10 @@ for module in {modules}; do
   case $module in *vivid.ko) options="n_devs=2 node_types=0x1,0x1";; *) options="";; esac
   {busybox} insmod $module $options || echo "insmod $module failed"
 done
-ls /dev/video* /dev/snd
+ls /dev/video*
 cd {root}
 {python} -m pytest -p no:cacheprovider -p no:xdist --long -q --durations=10 tests/guest/inside.py
-echo "the tests of the cameras in the guest ended with status $?"
-export ALSA_CONFIG_PATH={alsa} LD_LIBRARY_PATH={libraries}
-{python} -m pytest -p no:cacheprovider -p no:xdist --long -q --durations=5 tests/guest/inside_sound.py
-echo "the tests of the sound in the guest ended with status $?"
+echo "the tests in the guest ended with status $?"
 """
 
 
@@ -43,18 +39,10 @@ def test_cameras_of_the_kernel(tmp_path):
     (busybox,) = (
         path for path in (folder / "root/bin/busybox", folder / "root/usr/bin/busybox") if path.exists()
     )
-    modules = " ".join(map(str, modules_of(folder, ["vivid", "snd-aloop"])))
+    modules = " ".join(map(str, modules_of(folder, ["vivid"])))
     script = tmp_path / "guest.sh"
     script.write_text(
-        SCRIPT.format(
-            folder=folder,
-            modules=modules,
-            busybox=busybox,
-            root=ROOT,
-            python=sys.executable,
-            alsa=folder / "root/usr/share/alsa/alsa.conf",
-            libraries=environment(folder)["LD_LIBRARY_PATH"],
-        )
+        SCRIPT.format(folder=folder, modules=modules, busybox=busybox, root=ROOT, python=sys.executable)
     )
     command = [
         folder / "root/usr/bin/qemu-system-x86_64", "-L", folder / "root/usr/share/qemu", "-L",
@@ -77,7 +65,6 @@ def test_cameras_of_the_kernel(tmp_path):
         timeout=BOOT_S_MAX,
         check=False,
     )
-    print(done.stdout[-9000:])
-    for part in ("cameras", "sound"):
-        assert re.search(rf"tests of the {part} in the guest ended with status 0\b", done.stdout)
+    print(done.stdout[-6000:])
+    assert re.search(r"tests in the guest ended with status 0\b", done.stdout)
     assert re.search(r"\d+ passed", done.stdout) and "failed" not in done.stdout

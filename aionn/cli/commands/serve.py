@@ -245,7 +245,7 @@ async def _serve(
 def _counted(
     device: Device, metrics: str | None, at: str | None
 ) -> tuple[HostFigures | None, AbstractAsyncContextManager[object]]:
-    """The counts of the process, None if they are not read; and its page, which may be none."""
+    """The counts of the process, None if they are not read, and its page, an empty context without one."""
     if at is None:
         return None if metrics is None else HostFigures(), nullcontext()
     from aionn.cli.served import ServedFigures

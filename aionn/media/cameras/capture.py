@@ -174,11 +174,11 @@ def _buffer(index: int) -> videodev.Buffer:
 
 
 class Setting(NamedTuple):
-    """What a camera was set to.
+    """The settings that a camera has accepted.
 
     Attributes:
-        choice: What it was asked for.
-        pix: What the driver made of the format.
+        choice: The format, size and rate that were asked for.
+        pix: The format as the driver has set it.
         period_ns: Time between two frames; None if the driver names none.
     """
 

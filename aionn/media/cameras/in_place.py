@@ -17,7 +17,6 @@ import contextlib
 import ctypes
 import errno
 import itertools
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -93,17 +92,17 @@ class CaptureMemory:
     def size(self) -> tuple[int, int]:
         """``(width, height)`` of the pictures."""
         height, width, _ = self._arrays[0].shape
-        return width, height
+        return int(width), int(height)
 
     @property
     def channels(self) -> int:
         """Bytes of a pixel."""
-        return self._arrays[0].shape[2]
+        return int(self._arrays[0].shape[2])
 
     @property
     def size_bytes(self) -> int:
         """Bytes of a picture."""
-        return math.prod(self._arrays[0].shape)
+        return int(self._arrays[0].nbytes)
 
     @property
     def lent(self) -> frozenset[int]:
@@ -137,7 +136,7 @@ class CaptureMemory:
             if self._capture is not None:
                 self._capture.queue(number)
 
-    # What the capture does
+    # For the capture
 
     def lend(self, number: int) -> Pixels:
         """Gives an array to the application; returns the view that its frame has."""

@@ -149,7 +149,7 @@ class LiveSource(Generic[T]):
         self._opener: Opener[T] = opener
         self._queue = GrabQueue(checked_keep(keep, name), checked_queue_max(queue_max, "queue_max", name))
         self._policy = reconnect
-        self._unused = unused
+        self._unused: Callable[[T], object] | None = unused
         self._is_held = is_held
         self._arrivals = arrivals
         self._now = now

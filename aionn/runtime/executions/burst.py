@@ -278,7 +278,7 @@ class Burst:
             pool.leave(buffer)
 
     def lend(self) -> LentSlot:
-        """Lends a slot whose inputs the caller fills in place, such as by a camera's driver. The other slots serve as before.
+        """Lends a slot whose inputs the caller fills in place, such as by a camera's driver. Its other slots serve as before.
 
         A lent slot keeps the model that it was lent for when the compilation gets another one (``Compilation.replace``).
 

@@ -67,7 +67,9 @@ def test_delay_stays_bounded_at_twice_the_rate_of_the_model_through_every_distur
         ages_s, behind = [], []
         async with (
             media_server(rtsp(play, sdp=PICTURES_SDP)) as port,
-            network(f"rtsp://127.0.0.1:{port}/main", size=(32, 24), reconnect=SOON) as source,
+            network(
+                f"rtsp://127.0.0.1:{port}/main", size=(32, 24), reconnect=SOON, open_s_max=60.0
+            ) as source,
         ):
             ends_s = time.monotonic() + SECONDS
             while time.monotonic() < ends_s:

@@ -92,6 +92,7 @@ def test_sender_without_reports_gives_the_arrival(really):
     assert {frame.clock for frame in frames} == {"arrival"}
 
 
+@pytest.mark.long
 def test_arrival_is_the_default_although_the_sender_reports(really):
     frames = really(lambda: frames_of(Camera(delay_s=0.3), 15))
     assert {frame.clock for frame in frames} == {"arrival"}
