@@ -473,7 +473,11 @@ class _Import:
     ) -> Nested:
         """Graphs within a node as nested graphs. A value of this graph becomes an input of each, a constant one of its own."""
         outer, values = self._g, self._values
-        names = [name for name in dict.fromkeys(names_within(node)) if name in values]
+        read_names = dict.fromkeys(names_within(node))
+        names = [name for name in read_names if name in values]
+        # Each becomes an operand of each graph, though one node may read any number of them.
+        constants = [name for name in read_names if name in self._graph.constants and name not in values]
+        self.count(node, len(names) + len(constants) + len(state))
         found = Nested(outer, [], [], [], [])
         missing: _Missing | None = None
         for graph in graphs:
@@ -519,11 +523,11 @@ class _Import:
         return found
 
     def count(self, node: Node, more: int) -> None:
-        """Counts nodes that iterations convert, and rejects the file if they exceed the limit."""
+        """Counts nodes that iterations convert and values that nested graphs read, and rejects the file beyond the limit."""
         self._unrolled += more
         if self._unrolled > UNROLLED_NODES_MAX:
             raise InvalidModel(
-                f"onnx, {node.where}: expected at most {UNROLLED_NODES_MAX} nodes in all iterations, got more"
+                f"onnx, {node.where}: expected at most {UNROLLED_NODES_MAX} nodes in all iterations and nested graphs, got more"
             )
 
     def apply(

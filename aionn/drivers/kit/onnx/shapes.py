@@ -22,7 +22,7 @@ __all__ = ["RULES"]
 
 
 INDEX_BYTES = 40
-"""Memory of an index while a list of them is made: its number, and Python's object."""
+"""Bytes of an index in a list of them: the number, and its object in Python."""
 
 
 def to_shape(g: Graph, op: Operation) -> None:

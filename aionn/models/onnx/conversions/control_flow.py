@@ -7,7 +7,7 @@ iterations write together, and the agreement of branches and iterations. ``Aroun
 Invariants:
 1. Results of all iterations of a Loop that no constant decides are ``Inexpressible``, since their extents would be unknown; so are
    branches and iterations whose results differ in shape.
-2. The iterations of a file together convert at most ``UNROLLED_NODES_MAX`` nodes.
+2. The iterations of a file together convert at most ``UNROLLED_NODES_MAX`` nodes; a value that a nested graph reads counts as one.
 3. The nested graphs of an operation read the same values from outside, as its inputs.
 
 Source: the ONNX operators' specifications.

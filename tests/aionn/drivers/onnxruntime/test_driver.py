@@ -19,6 +19,18 @@ from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import Error, InvalidArgument, MissedDeadline
 from aionn.hal import CacheFiles, FusedActivation, Memory, Model, OperandType, OperationType, Priority
 from aionn.models.builder import GraphBuilder
+from aionn.models.onnx import encode_model, load_onnx
+from aionn.models.onnx.encoding import node
+from aionn.models.onnx.schema import (
+    DataType,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    OpsetImport,
+    TensorProto,
+    ValueInfo,
+    read_model,
+)
 from fences import now_ns
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
@@ -153,6 +165,43 @@ async def test_deadline_ends_the_loading_of_a_session(monkeypatch: pytest.Monkey
         deadline_ns = now_ns() + 300_000_000
         with pytest.raises(MissedDeadline, match="while preparing"):
             await device.prepare_model(model, deadline_ns=deadline_ns)
+
+
+async def test_engine_gets_nothing_of_a_file_but_what_was_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Names of other files, of functions and of the file's maker stay behind, also those of unused values."""
+    (tmp_path / "c.bin").write_bytes(np.ones(6, "<f4").tobytes())
+    entries = {"location": "c.bin", "offset": "0", "length": "24"}
+    constant = TensorProto("c", DataType.FLOAT, (2, 3), external=entries)
+    function = FunctionProto("Planted", "my.ops", "", ("a",), ("b",), (), (), (node("Neg", ["a"], ["b"]),))
+    graph = GraphProto(
+        (node("Planted", ["x"], ["h"], domain="my.ops"), node("Add", ["h", "c"], ["y"])),
+        (ValueInfo("x", DataType.FLOAT, (2, 3)),),
+        (ValueInfo("y"),),
+        (constant,),
+        name="planted",
+    )
+    opsets = (OpsetImport("", 21), OpsetImport("my.ops", 1))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(encode_model(ModelProto(10, opsets, graph, (function,), producer_name="planted")))
+    given = []
+    make = engine.Loading.make
+
+    def seen(self: engine.Loading, file: bytes) -> Any:
+        given.append(file)
+        return make(self, file)
+
+    monkeypatch.setattr(engine.Loading, "make", seen)
+    async with OrtDevice() as device:
+        prepared = await device.prepare_model(load_onnx(path).model)
+        await prepared.aclose()
+    assert given
+    for file in given:
+        written = read_model(file)
+        assert {one.domain for one in written.opsets} == {""} and not written.functions
+        assert all(one.external is None for one in written.graph.initializers)
+        assert not any(word in file for word in (b"planted", b"Planted", b"c.bin", b"my.ops"))
 
 
 async def test_cache_keeps_the_optimised_model(small: Any, tmp_path: Path) -> None:

@@ -418,6 +418,25 @@ def test_loop_that_does_not_end_is_rejected() -> None:
     refused([node("Loop", ["", "", "x"], ["y"], body=same)], f"at most {UNROLLED_NODES_MAX} nodes")
 
 
+def test_values_that_nested_graphs_read_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node of a branch reads many values, again in each iteration of an unrolled loop."""
+    monkeypatch.setattr("aionn.models.onnx.load.UNROLLED_NODES_MAX", 500)
+    names = [f"c{i}" for i in range(40)]
+    then = graph([node("Concat", ["v", *names], ["t"], axis=0)], [], ["t"])
+    other = graph([node("Concat", [*names, "v"], ["e"], axis=0)], [], ["e"])
+    nodes = [
+        choice(then, other, "w"),
+        node("Gather", ["w", "i0"], ["next"]),
+        node("Identity", ["on"], ["goes"]),
+    ]
+    body = graph(nodes, [NUMBER, GOES_ON, "v"], ["goes", "next"], i0=np.array([0, 1]))
+    constants = {name: np.float32([[i, i, i]]) for i, name in enumerate(names)}
+    loop = node("Loop", ["m", "", "x"], ["y"], body=body)
+    refused([loop], "at most 500 nodes", m=np.array(20), **constants)
+    inputs = [info("x", X), info("b", np.array(True))]
+    load_onnx(file([loop], inputs, ["y"], {"m": np.array(5), **constants}))
+
+
 def test_loops_in_loops_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aionn.models.onnx.load.UNROLLED_NODES_MAX", 500)
     body = graph([node("Identity", ["on"], ["goes"])], [NUMBER, GOES_ON, "v"], ["goes", "v"])
