@@ -2,7 +2,7 @@
 
     python -m benchmarks.capacity.flood [--seconds 600] [--engine litert] [--trials 20] [--load 1.5]
 
-Streams of random periods with a guarantee are admitted on one slot until one is refused, and run while four tasks execute another
+Twelve streams of random periods ask for a guarantee on one slot; those that are admitted run while four tasks execute another
 model as fast as they can, with real-time scheduling where the machine permits it. A frame is lost if it has no result at its
 deadline. A label says that it was not the scheduler's doing: the frame took longer than reserved, or came too early or too late.
 
@@ -65,7 +65,7 @@ class Kept(NamedTuple):
         labelled: Of the lost ones, by label.
         labels: Frames with a label, lost or not.
         flood: Best-effort executions beside them that ended.
-        refusal: Why the next stream was refused.
+        refusal: Why the last one was refused that was.
     """
 
     streams: int
@@ -147,6 +147,12 @@ async def counted(stream: Any, found: Counter[str]) -> None:
             found["lost"] += 1
             if label is not None:
                 found[f"lost {label}"] += 1
+            else:
+                late_ms = (result.finished_ns - result.item.captured_at_ns) / 1e6
+                print(
+                    f"lost without a label: frame {found['frames']}, {result.status} {late_ms:.1f} ms after its capture",
+                    file=sys.stderr,
+                )
 
 
 def parts(found: Counter[str], kind: str) -> Counter[str]:
@@ -155,7 +161,7 @@ def parts(found: Counter[str], kind: str) -> Counter[str]:
 
 
 async def admitted_beside_a_flood(made: Opened, seconds: float, seed: int = 1) -> Kept:
-    """Streams that are admitted, until one is refused, while best effort fills the device."""
+    """Streams that are admitted, of ``STREAMS_MAX`` that ask, while best effort fills the device."""
     numbers, found, flood, refusal = random.Random(seed), Counter[str](), 0, ""
     begin_ns = 0
     async with contextlib.AsyncExitStack() as stack:
@@ -166,7 +172,7 @@ async def admitted_beside_a_flood(made: Opened, seconds: float, seed: int = 1) -
             async for frame in camera(terms, made.frames[terms.model], ends_ns, phase):
                 yield frame
 
-        while len(streams) < STREAMS_MAX:
+        for _ in range(STREAMS_MAX):
             terms = draw(numbers, len(made.nets))
             burst = await stack.enter_async_context(made.nets[terms.model].burst(slots=3))
             stream = burst.stream(
@@ -182,7 +188,6 @@ async def admitted_beside_a_flood(made: Opened, seconds: float, seed: int = 1) -
                 streams.append(await stack.enter_async_context(stream))
             except aionn.NotAdmitted as e:
                 refusal = e.reason
-                break
         begin_ns = now_ns()
 
         async def flooded() -> None:

@@ -7,11 +7,14 @@ Invariants:
 1. Nothing is reserved before ``admit`` returns, and nothing after ``end``, once the device is done with the last frame.
 2. A change that is not admitted leaves everything as it was.
 3. A device that fails under a frame loses all of its reservations; its next admission measures it first.
+4. A reservation whose frames overrun grows to what was learnt of them, if that fits: a device is slower beside other work than when
+   it was measured, and the event loop notices ends later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -37,6 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
 __all__ = ["RunFrame", "StreamGuarantee", "StreamReservation"]
+
+
+RENEWAL_FRAMES = TIMINGS_MIN
+"""Frames that overran until their duration is looked at again: with fewer timings a single slow one would reserve more for good."""
 
 
 class StreamReservation(msgspec.Struct, frozen=True):
@@ -134,6 +141,7 @@ class StreamGuarantee:
         self._lock = anyio.Lock()
         self._was_asked = False
         self._is_over = False
+        self._overran_count = 0
         self.terms = terms
         self.refusal: NotAdmitted | None = None
         self.held: Held | None = None
@@ -202,17 +210,31 @@ class StreamGuarantee:
         async with self._lock:
             measured = await self._measured()
             self._check_open()
-            old = self.held
-            if old is None:
+            if self.held is None:
                 self.held = self._reservations.admit(terms, measured, self._model, now_ns=now_ns())
             else:
-                found = self._reservations.change(old, terms, measured, now_ns=now_ns())
-                if found is not old:
-                    found.server.counts = old.server.counts  # Of the stream, whatever its terms were.
-                    self._reservations.end(old)
-                    self.held = found
+                self._change(self.held, terms, measured)
             self.terms = terms
             self.refusal = None
+
+    def _change(self, old: Held, terms: StreamTerms, measured: Measured) -> None:
+        found = self._reservations.change(old, terms, measured, now_ns=now_ns())
+        if found is not old:
+            found.server.counts = old.server.counts  # Of the stream, whatever its terms were.
+            self._reservations.end(old)
+            self.held = found
+
+    def overran(self) -> None:
+        """The consumer gets a frame that overran. Every ``RENEWAL_FRAMES`` such frames the reservation takes the duration that was
+        learnt since, where it is longer and there is room for it."""
+        self._overran_count += 1
+        held = self.held
+        if self._overran_count % RENEWAL_FRAMES or held is None or held.end or self._lock.locked():
+            return
+        learnt = self._reservations.learnt(self._model, TIMINGS_MIN)
+        if learnt is not None and learnt.duration_ns > held.reservation.cost.duration_ns:
+            with suppress(NotAdmitted):  # As before then.
+                self._change(held, self.terms, learnt)
 
     def _check_open(self) -> None:
         if self._is_over:

@@ -152,7 +152,11 @@ class GuaranteedStream(Stream[_T]):
         result = await super().__anext__()
         arrival = self._reserved_pump.held_arrival
         label = None if arrival is None else arrival.label(now_ns())
-        return result if label is None else msgspec.structs.replace(result, label=label.value)
+        if label is None:
+            return result
+        if label is Label.OVERRAN:
+            self._guarantee.overran()
+        return msgspec.structs.replace(result, label=label.value)
 
     def statistics(self) -> StreamStatistics:
         """Counts so far, with those of the frames that broke a promise."""

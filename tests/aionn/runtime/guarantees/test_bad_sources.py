@@ -7,6 +7,7 @@ import pytest
 
 import aionn
 from aionn.drivers.simulated.profiles import Draw, Fault
+from aionn.runtime.guarantees.guarantee import RENEWAL_FRAMES
 from aionn.runtime.guarantees.measuring import COLD_EXECUTIONS, WARM_UP_EXECUTIONS
 from tests.aionn.runtime.guarantees.trial import Trial, X, camera, gate, npu, read
 
@@ -74,19 +75,52 @@ def test_durations_that_were_measured_on_a_cold_device_do_not_count():
     Trial(npu(script=script())).play(main)
 
 
-def test_device_that_becomes_slower_than_it_was_measured_is_told_frame_by_frame():
-    def script():
-        yield from [Draw()] * WARM_UP
-        while True:
-            yield Draw(factor=1.5)
+def slower(factor):
+    """A device that takes longer from the first frame on than while it was measured."""
+    yield from [Draw()] * WARM_UP
+    while True:
+        yield Draw(factor=factor)
 
+
+def test_device_that_becomes_slower_is_told_frame_by_frame_until_its_duration_is_learnt():
     async def main(trial):
-        async with trial.net.burst(slots=3) as burst, gate(burst, camera(10, 0.04)) as results:
+        async with trial.net.burst(slots=3) as burst, gate(burst, camera(80, 0.04)) as results:
+            before = results.reservation
             seen = await read(results)
-        assert {label for _, label in seen} == {"overran"}
-        assert results.statistics().overran == 10
+            after = results.reservation
+        first = [label for _, label in seen[:RENEWAL_FRAMES]]
+        assert set(first) == {"overran"}
+        assert seen[-16:] == GOOD * 16
+        assert after.duration_ns >= 6_000_000 > before.duration_ns and after.end == "released"
+        assert results.statistics().overran == sum(label is not None for _, label in seen) >= RENEWAL_FRAMES
+        assert trial.reserved == (0, 0.0)
 
-    Trial(npu(script=script())).play(main)
+    Trial(npu(script=slower(1.5))).play(main)
+
+
+def test_reservation_that_cannot_grow_stays_and_no_other_stream_loses_a_frame():
+    async def main(trial):
+        before, after, seen = {}, {}, {}
+        async with trial.net.burst(slots=9) as burst:
+            slow = gate(burst, camera(60, 0.02), period=0.020, deadline=0.020, name="slow")
+            other = gate(burst, camera(60, 0.02, first_s=0.010), period=0.020, deadline=0.020, name="other")
+            third = gate(burst, camera(0, 1), period=0.020, deadline=0.020, name="third")
+            async with slow, other, third, anyio.create_task_group() as tasks:
+                for name, stream in (("slow", slow), ("other", other)):
+                    before[name] = stream.reservation
+
+                async def consume(name, stream):
+                    seen[name] = await read(stream)
+                    after[name] = stream.reservation
+
+                tasks.start_soon(consume, "slow", slow)
+                tasks.start_soon(consume, "other", other)
+        for name in ("slow", "other"):
+            assert after[name].duration_ns == before[name].duration_ns
+            assert {label for _, label in seen[name]} == {"overran"}
+            assert [status for status, _ in seen[name]] == ["on_time"] * 60
+
+    Trial(npu(script=slower(1.6))).play(main)
 
 
 def test_lane_that_dies_withdraws_all_of_its_ten_reservations():
