@@ -26,6 +26,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import anyio
 import anyio.abc
@@ -197,10 +198,7 @@ async def serve(
             channel.ended.add_callback(lambda _: on_end())
         tasks.start_soon(_rest, session, idle_s)
         if hello_s is not None:
-
-            def is_kept_waiting() -> bool:
-                return not channel.received_count and (channel.has_received or has_unread(sock))
-
+            is_kept_waiting = partial(_is_kept_waiting, channel, sock)
             tasks.start_soon(_await_hello, session, hello_s, is_kept_waiting, peer_name, dismiss)
         try:
             await channel.run()
@@ -228,6 +226,11 @@ async def _rest(session: Session, idle_s: float) -> None:
         with anyio.move_on_after(idle_s / 2):
             await session.closed.wait()
         session.rest(idle_s)
+
+
+def _is_kept_waiting(channel: Channel, sock: socket.socket) -> bool:
+    """Whether the first message of a client is here, and waits for its turn."""
+    return not channel.received_count and (channel.has_received or has_unread(sock))
 
 
 async def _await_hello(
