@@ -89,7 +89,8 @@ def check_open_to(address: ListenAddress, settings: NodeSettings, *, any_client:
     """Checks the name and the files of a node, and that it does not serve strangers without ``any_client``.
 
     Raises:
-        InvalidArgument: The name is illegal, or a file cannot be used; or the address is reached from other machines, and clients need no certificate.
+        InvalidArgument: The name is illegal, or a file cannot be used; or the address is reached from other machines, and clients
+            need no certificate.
     """
     check_name(settings.name)
     if not settings.certificate and (settings.key or settings.clients):
