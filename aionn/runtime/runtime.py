@@ -24,13 +24,7 @@ import anyio.abc
 import anyio.to_thread
 
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument, shortages_told, status_of
-from aionn.hal import (
-    Device,
-    DeviceInfo,
-    ExecutionPreference,
-    Model,
-    Priority,
-)
+from aionn.hal import Device, DeviceInfo, ExecutionPreference, Model, Priority
 from aionn.models.importing import check_import_options
 from aionn.observability.log_tags import choose_tags
 from aionn.observability.tracing import section
