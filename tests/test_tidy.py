@@ -33,7 +33,7 @@ BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base"}
 LOWEST = {"aionn.errors", "aionn.hal", "aionn.observability", "aionn.platform", "fences"}
 MODEL_LAYER = {"aionn.ops", "aionn.models", "aionn.validation", "aionn.interpreter"}
 DRIVER_LAYER = LOWEST | MODEL_LAYER | {"aionn.realtime", "aionn.scheduler", "fmq"}
-RUNTIME_LAYER = DRIVER_LAYER | {"aionn.burst", "aionn.drivers.registry", "aionn.scheduler", "aionn.service"}
+RUNTIME_LAYER = DRIVER_LAYER | {"aionn.burst", "aionn.drivers.registry", "aionn.fleet", "aionn.service"}
 PRODUCT = RUNTIME_LAYER | {"aionn.reports", "aionn.runtime", "aionn.media", "aionn.simulation", "aionn.watch"}
 
 # Each row speaks for what is below it, and a unit may always import itself.
@@ -56,7 +56,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.drivers.*": DRIVER_LAYER
     | {"aionn.drivers.kit", "aionn.drivers.reference", "aionn.drivers.registry"},
     "aionn.scheduler": LOWEST,
-    "aionn.service": RUNTIME_LAYER - {"aionn.models", "aionn.ops", "aionn.interpreter", "aionn.service"},
+    "aionn.service": RUNTIME_LAYER
+    - {"aionn.fleet", "aionn.models", "aionn.ops", "aionn.interpreter", "aionn.service"},
+    "aionn.fleet": LOWEST | {"aionn.drivers.kit", "aionn.service", "aionn.validation"},
     "aionn.reports": {"aionn.errors"},
     "aionn.runtime": RUNTIME_LAYER | {"aionn.reports"},
     "aionn.media": {"aionn.errors", "aionn.platform"},
@@ -88,6 +90,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/benchmarking/loadgen.py",
         "aionn/benchmarking/stress/",
         "aionn/drivers/kit/asynchronous.py",
+        "aionn/fleet/",
         "aionn/hal/launch.py",
         "aionn/media/live/",
         "aionn/media/source.py",
@@ -95,6 +98,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",
         "aionn/testing/clock.py",
+        "aionn/testing/links.py",
         "aionn/watch/",
         "fences/waiting.py",
         "fmq/aio.py",

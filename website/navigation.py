@@ -29,6 +29,7 @@ SECTIONS = (
         (
             "docs/models.md",
             "docs/devices.md",
+            "docs/fleet.md",
             "docs/compilation.md",
             "docs/executions.md",
             "docs/streams.md",

@@ -34,6 +34,11 @@ Execute a model and show its outputs and timing.
     "aionn.cli.commands.devices:devices": """
 List the devices with type, version, feature level and status, and the drivers that cannot be used, with the reason.
 """,
+    "aionn.cli.commands.devices:fleet": """
+Ask the nodes of a network for their devices, their distance in time, and their load.
+
+Exit code 1 means that a node cannot be reached.
+""",
     "aionn.cli.commands.inspect:inspect": """
 Show a model's inputs, outputs, operations, operands, sizes, least feature level, and the support by device.
 
@@ -60,7 +65,7 @@ Exit code 1 means that a stream does not fit, or that the check in virtual time 
 Run a workload's requests through a scheduler on simulated devices, and report the requests that ended on time.
 """,
     "aionn.cli.commands.serve:serve": """
-Serve a device to every application that may write to a socket, until interrupted.
+Serve a device to every application that may write to a socket, or to other machines, until interrupted.
 
 Clients cannot see or disturb one another: each has objects and limits of its own, and its objects are freed when it disconnects.
 

@@ -1,4 +1,4 @@
-"""Which devices a runtime has: those that were given, those of served sockets, and those of drivers.
+"""Which devices a runtime has: those that were given, those of served sockets, those of nodes, and those of drivers.
 
 Owns the devices' order, the reasons of those that are left out, and the refusal of what is neither a device nor a driver's name.
 
@@ -21,10 +21,12 @@ import msgspec
 
 from aionn.drivers import registry
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument
+from aionn.fleet.addresses import NodeAddress
 from aionn.hal import (
     Device,
     DeviceInfo,
 )
+from aionn.platform.loops import finish
 from aionn.platform.real_work import real_work
 from aionn.realtime import Scheduling
 from aionn.runtime.devices import RuntimeDevice
@@ -37,6 +39,7 @@ __all__ = ["Discovery", "Isolation", "Unavailable", "devices_given", "drivers_wa
 Isolation = Literal["process", "in_process"]
 
 _SERVED = "served"
+_REMOTE = "remote"
 
 _logger = logging.getLogger("aionn.manager")
 
@@ -111,19 +114,27 @@ class _Source(NamedTuple):
     """Where a device comes from.
 
     Attributes:
-        name: The device's name, or the path of the socket where it is served.
+        name: The device's name, or the path of the socket or the address of the node where it is served.
         driver: See ``RuntimeDevice``.
+        node: The node; None for every other device.
     """
 
     name: str
     driver: str
+    node: NodeAddress | None = None
+
+    @property
+    def has_own_name(self) -> bool:
+        """Whether the device itself has a name, which is not known before it was reached."""
+        return self.driver in (_SERVED, _REMOTE)
 
 
 class Discovery:
     """The devices of one runtime.
 
     Args:
-        settings: Which devices are enabled, where others are served, and how driver processes are kept.
+        settings: Which devices are enabled, where others are served, on this machine and on others, and how driver processes are
+            kept.
         isolation: Where drivers run.
         is_asked_for: Whether the caller named the drivers.
 
@@ -152,7 +163,8 @@ class Discovery:
         """Finds the devices.
 
         Args:
-            given: Those that the caller made; they come first, then those of the settings' sockets, then those of drivers.
+            given: Those that the caller made; they come first, then those of the settings' sockets and nodes, then those of
+                drivers.
             drivers: Device names to driver names. The reference device comes last, wherever it was named.
             tasks: Where connections live.
 
@@ -162,6 +174,7 @@ class Discovery:
         by_rank = sorted(drivers.items(), key=lambda item: item[1] == "reference")
         sources = [
             *(_Source(path, _SERVED) for path in self._settings.sockets),
+            *(_Source(node.text, _REMOTE, node) for node in self._settings.fleet),
             *(_Source(name, driver) for name, driver in by_rank),
         ]
         # Until it is found, a device that was given is closed with the runtime all the same.
@@ -173,15 +186,14 @@ class Discovery:
                 self._leave_out(info.name, e, is_missed=True)
         outcomes = await self._make_all(sources, tasks)
         for source, made in zip(sources, outcomes, strict=True):
-            is_served = source.driver == _SERVED
             try:
                 if isinstance(made, Error):
                     raise made
                 info = made.info
-                self._add(made, info, info.name if is_served else source.name, source.driver)
+                self._add(made, info, info.name if source.has_own_name else source.name, source.driver)
             except Error as e:
                 # A driver that cannot be used, or whose DeviceInfo is invalid, is left out.
-                self._leave_out(source.name, e, is_missed=is_served or self._is_asked_for)
+                self._leave_out(source.name, e, is_missed=source.has_own_name or self._is_asked_for)
 
     async def _make_all(self, sources: Sequence[_Source], tasks: anyio.abc.TaskGroup) -> list[Device | Error]:
         """Makes all devices concurrently: one whose process does not answer does not delay another."""
@@ -211,12 +223,24 @@ class Discovery:
         return found
 
     async def _make(self, source: _Source, tasks: anyio.abc.TaskGroup, importing: anyio.Lock) -> Device:
-        name, driver = source
+        name, driver, node = source
         limit_s, spare = self._settings.hang_after_s, self._settings.spare_processes
         if driver == _SERVED:
             device = RemoteDevice(driver, name, tasks, path=name, hang_after_s=limit_s)
             await device.connect()
             return device
+        if node is not None:
+            from aionn.fleet.device import (
+                NodeDevice,  # Brings the checks of models, which other runtimes leave to drivers.
+            )
+
+            remote = NodeDevice(node)
+            try:
+                await remote.connect()
+            except BaseException:
+                await finish(remote.aclose())
+                raise
+            return remote
         if not self._settings.is_enabled(name, driver):
             raise _NotEnabled
         # Engines take long to import, and the first one brings the rules of every operation with it. One after the other: modules
@@ -267,6 +291,7 @@ class Discovery:
     def _leave_out(self, name: str, error: Error, *, is_missed: bool) -> None:
         # The reason is shown beside the name, and need not repeat it.
         reason = str(error).removeprefix(f"device {name!r}: ").removeprefix(f"socket {name}: ")
+        reason = reason.removeprefix(f"node {name}: ")
         self.unavailable = (*self.unavailable, Unavailable(name, reason))
         level = logging.WARNING if is_missed and not isinstance(error, _NotEnabled) else logging.DEBUG
         _logger.log(level, "%s is not used: %s", name, reason)

@@ -24,13 +24,7 @@ import anyio.abc
 import anyio.to_thread
 
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument, shortages_told, status_of
-from aionn.hal import (
-    Device,
-    DeviceInfo,
-    ExecutionPreference,
-    Model,
-    Priority,
-)
+from aionn.hal import Device, DeviceInfo, ExecutionPreference, Model, Priority
 from aionn.models.importing import check_import_options
 from aionn.observability.log_tags import choose_tags
 from aionn.observability.tracing import section
@@ -97,6 +91,7 @@ def open_runtime(
     partition: PartitionChoice | None = None,
     execution_path: ExecutionPathChoice | None = None,
     sockets: Sequence[str | os.PathLike[str]] | None = None,
+    fleet: Sequence[str] | None = None,
     burst_controller_polling_us: int | None = None,
     burst_server_polling_us: int | None = None,
     log: str | None = None,
@@ -125,6 +120,7 @@ def open_runtime(
         execution_path: ``sync`` or ``async``: which of the driver's calls executions take. None takes ``AIONN_EXECUTION``.
         sockets: Sockets of ``aionn serve``; their devices are used in addition to other ones, after those of ``devices``. None
             takes ``AIONN_SOCKETS``.
+        fleet: Addresses of nodes, such as ``tls://edge2:7463``: see ``docs/fleet.md``. None takes ``AIONN_FLEET``.
         burst_controller_polling_us: Microseconds that a burst looks for a result before it sleeps; not for models compiled
             with ``low_power``. None takes ``AIONN_BURST_CONTROLLER_POLLING_US``.
         burst_server_polling_us: The same for the driver's end. None takes ``AIONN_BURST_SERVER_POLLING_US``.
@@ -167,6 +163,7 @@ def open_runtime(
         partition=partition,
         execution_path=execution_path,
         sockets=sockets,
+        fleet=fleet,
         burst_controller_polling_us=burst_controller_polling_us,
         burst_server_polling_us=burst_server_polling_us,
         log=log,

@@ -22,6 +22,7 @@ import msgspec
 from aionn.burst.session import POLLING_US_MAX
 from aionn.drivers.registry import EXTENSIONS_VARIABLE, ExtensionPolicy
 from aionn.errors import InvalidArgument
+from aionn.fleet.addresses import NodeAddress, parse_nodes
 from aionn.hal import ExecutionPreference
 from aionn.observability.log_tags import LOG_VARIABLE, TAGS, parse_tags
 from aionn.observability.tracing import TRACE_VARIABLE
@@ -116,6 +117,12 @@ VARIABLES = (
         "sockets",
     ),
     Variable(
+        "AIONN_FLEET",
+        "",
+        "addresses of nodes (aionn serve --listen), with blanks between them; their devices are used as well",
+        "fleet",
+    ),
+    Variable(
         "AIONN_BURST_CONTROLLER_POLLING_US",
         "0",
         "microseconds that a burst looks for a result in the application before it sleeps; not with low_power",
@@ -185,6 +192,7 @@ class Settings(msgspec.Struct, frozen=True):
         partition: The permitted divisions of a model.
         execution_path: Which of the driver's calls an execution takes.
         sockets: Where served devices are.
+        fleet: Where nodes are.
         burst_controller_polling_us: How long a burst looks for a result before it sleeps, in microseconds.
         burst_server_polling_us: How long the driver's end looks for a request before it sleeps, in microseconds.
         log: Log tags; None leaves them to the variable.
@@ -200,6 +208,7 @@ class Settings(msgspec.Struct, frozen=True):
     partition: PartitionMode = PartitionMode.WITH_FALLBACK
     execution_path: ExecutionPath = ExecutionPath.SYNC
     sockets: tuple[str, ...] = ()
+    fleet: tuple[NodeAddress, ...] = ()
     burst_controller_polling_us: int = 0
     burst_server_polling_us: int = 0
     log: str | None = None
@@ -233,6 +242,7 @@ def settings_from(
     partition: PartitionChoice | None = None,
     execution_path: ExecutionPathChoice | None = None,
     sockets: Sequence[str | os.PathLike[str]] | None = None,
+    fleet: Sequence[str] | None = None,
     burst_controller_polling_us: int | None = None,
     burst_server_polling_us: int | None = None,
     log: str | None = None,
@@ -251,6 +261,7 @@ def settings_from(
         partition: See ``Settings``.
         execution_path: See ``Settings``.
         sockets: See ``Settings``.
+        fleet: Addresses as in the variable, in a list.
         burst_controller_polling_us: See ``Settings``.
         burst_server_polling_us: See ``Settings``.
         log: See ``Settings``.
@@ -302,6 +313,7 @@ def settings_from(
         mode,
         path,
         found,
+        parse_nodes(fleet, variables),
         *windows,
         log,
         policy,

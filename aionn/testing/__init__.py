@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from aionn.drivers.simulated.profiles import DeviceProfile
     from aionn.testing.clock import Deadlock, StuckPin, VirtualClock, VirtualClockLoop, run
     from aionn.testing.faults import Fault, scripted
+    from aionn.testing.links import SimulatedLink
 
 _HOME_BY_NAME = {
     "Deadlock": "aionn.testing.clock",
     "DeviceProfile": "aionn.drivers.simulated.profiles",
     "Fault": "aionn.testing.faults",
     "SimulatedDevice": "aionn.drivers.simulated.driver",
+    "SimulatedLink": "aionn.testing.links",
     "StuckPin": "aionn.testing.clock",
     "VirtualClock": "aionn.testing.clock",
     "VirtualClockLoop": "aionn.testing.clock",
@@ -32,6 +34,7 @@ __all__ = [
     "DeviceProfile",
     "Fault",
     "SimulatedDevice",
+    "SimulatedLink",
     "StuckPin",
     "VirtualClock",
     "VirtualClockLoop",

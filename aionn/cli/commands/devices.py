@@ -1,9 +1,12 @@
-"""``aionn devices``: what can run models here."""
+"""``aionn devices``: what can run models here. ``aionn fleet``: the nodes of a network, and their load."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Annotated, Any
 
+import anyio
 from cyclopts import Parameter
 from msgspec import to_builtins
 
@@ -11,6 +14,9 @@ import aionn
 from aionn.cli import interrupts
 from aionn.cli.output import print_json
 from aionn.errors import Error, InvalidArgument
+from aionn.fleet.addresses import NodeAddress, parse_nodes
+from aionn.fleet.device import NodeDevice
+from aionn.hal import duration_text
 from aionn.media import (
     CameraControl,
     CameraInfo,
@@ -20,15 +26,17 @@ from aionn.media import (
     list_cameras,
     list_microphones,
 )
+from aionn.platform.loops import finish
 from aionn.reports.terminal import print_line, print_table
 
-__all__ = ["devices"]
+__all__ = ["devices", "fleet"]
 
 
 def devices(
     *,
     sources: Annotated[bool, Parameter(negative=())] = False,
     controls: str | None = None,
+    fleet: Annotated[list[str] | None, Parameter(negative=())] = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """List the devices with type, version, feature level and status, and the drivers that cannot be used, with the reason.
@@ -36,6 +44,7 @@ def devices(
     Args:
         sources: List the cameras and microphones of this machine instead, with the names that survive a reconnection.
         controls: List the controls of a camera instead, such as its exposure: 0, /dev/video0 or a part of its name.
+        fleet: Address of a node (aionn serve --listen) whose device is listed as well; may be repeated. By default AIONN_FLEET.
         json: Print one JSON object instead of a table.
     """
     if sources and controls is not None:
@@ -44,7 +53,7 @@ def devices(
         return _sources(json)
     if controls is not None:
         return _controls(controls, json)
-    report = interrupts.run(_devices)
+    report = interrupts.run(_devices, fleet)
     if json:
         print_json(report)
         return 0
@@ -139,8 +148,8 @@ def _print_cameras(cameras: list[CameraInfo]) -> None:
             print_line(f"unavailable: {camera.problem}")
 
 
-async def _devices() -> dict[str, Any]:
-    async with aionn.open() as runtime:
+async def _devices(fleet: list[str] | None) -> dict[str, Any]:
+    async with aionn.open(fleet=fleet) as runtime:
         found = []
         unavailable = [{"name": u.name, "reason": u.reason} for u in runtime.unavailable]
         for device in runtime.devices:
@@ -164,3 +173,83 @@ async def _devices() -> dict[str, Any]:
                 }
             )
         return {"devices": found, "unavailable": unavailable}
+
+
+def fleet(
+    addresses: Annotated[list[str] | None, Parameter(negative=())] = None,
+    /,
+    *,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Ask the nodes of a network for their devices, their distance in time, and their load.
+
+    Exit code 1 means that a node cannot be reached.
+
+    Args:
+        addresses: Of the nodes (aionn serve --listen), such as 127.0.0.1:7463 or tls://edge2:7463; by default AIONN_FLEET.
+        json: Print one JSON object instead of a table.
+    """
+    nodes = parse_nodes(addresses or None, os.environ)
+    if not nodes:
+        raise InvalidArgument("fleet: expected the address of a node, or AIONN_FLEET")
+    report = interrupts.run(_nodes, nodes)
+    reached = [node for node in report if not node["problem"]]
+    if json:
+        print_json({"nodes": report})
+        return 0 if len(reached) == len(report) else 1
+    rows = [
+        (
+            n["name"],
+            n["status"],
+            duration_text(n["round_trip_ns"]),
+            duration_text(n["clock_uncertainty_ns"]),
+            n["clients"],
+            n["executing"],
+            n["slots"],
+        )
+        for n in reached
+    ]
+    heads = ("device", "status", "round trip", "clock within", "clients", "executing", "slots")
+    if rows:
+        print_table("nodes", heads, rows, least=("slots", "clients", "clock within"))
+    for node in report:
+        if node["problem"]:
+            print_line(f"unavailable: {node['address']}: {node['problem']}")
+    return 0 if len(reached) == len(report) else 1
+
+
+async def _nodes(nodes: Sequence[NodeAddress]) -> list[dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+
+    async def ask(index: int, node: NodeAddress) -> None:
+        found[index] = await _node(node)
+
+    async with anyio.create_task_group() as tasks:
+        for index, node in enumerate(nodes):
+            tasks.start_soon(ask, index, node)
+    return [report for _, report in sorted(found.items())]
+
+
+async def _node(address: NodeAddress) -> dict[str, Any]:
+    device = NodeDevice(address)
+    try:
+        await device.connect()
+        figures = await device.figures()
+        status = await device.status()
+        return {
+            "address": address.text,
+            "name": device.info.name,
+            "version": device.info.version,
+            "status": status.name.lower(),
+            "slots": device.info.slots,
+            "round_trip_ns": device.round_trip_ns,
+            "clock_uncertainty_ns": device.clock_uncertainty_ns,
+            "clients": figures.clients,
+            "data_connections": figures.data_connections,
+            "executing": figures.executing,
+            "problem": "",
+        }
+    except Error as e:
+        return {"address": address.text, "problem": str(e).removeprefix(f"node {address.text}: ")}
+    finally:
+        await finish(device.aclose())

@@ -1,4 +1,4 @@
-"""``aionn serve``: one driver process for every application that may use its socket."""
+"""``aionn serve``: one driver process for every application that may use its socket, and for clients of a network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import anyio
 import anyio.abc
@@ -20,6 +20,7 @@ from cyclopts import Parameter
 
 from aionn.cli import interrupts
 from aionn.cli.driver_module import find_driver_module
+from aionn.cli.network import Network, network_of, serving_network, socket_of
 from aionn.cli.numbers import numbers
 from aionn.cli.realtime import RealtimeOption
 from aionn.drivers import registry
@@ -37,7 +38,8 @@ from aionn.service.host.accepted import Drain
 from aionn.service.host.admission import ClientLimits
 from aionn.service.host.draining import DRAIN_S_MAX, EXIT_STATUS, DrainState
 from aionn.service.host.metrics import FAMILIES, HostFigures
-from aionn.service.host.process import DEFAULT_LIMITS, SHARED_QUOTAS, freeze_modules, listen, shorten_turns
+from aionn.service.host.process import DEFAULT_LIMITS, SHARED_QUOTAS, freeze_modules, shorten_turns
+from aionn.service.host.process import listen as listen_for_clients
 from aionn.service.progress import Progress
 from aionn.service.wire.quotas import Quotas
 
@@ -63,7 +65,8 @@ def serve(
     device: str,
     /,
     *,
-    socket: Path,
+    socket: Path | None = None,
+    listen: str | None = None,
     name: str | None = None,
     mode: str = "600",
     memory_mib: Annotated[int, numbers(1, MIB_MAX)] = SHARED_QUOTAS.memory_bytes // MIB,
@@ -81,10 +84,15 @@ def serve(
     metrics: str | None = None,
     watch: Annotated[bool, Parameter(negative=())] = False,
     watch_at: str | None = None,
+    node_name: str | None = None,
+    tls_certificate: Path | None = None,
+    tls_key: Path | None = None,
+    tls_clients: Path | None = None,
+    any_client: Annotated[bool, Parameter(negative=())] = False,
     realtime: RealtimeOption = None,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Serve a device to every application that may write to a socket, until interrupted.
+    """Serve a device to every application that may write to a socket, or to other machines, until interrupted.
 
     Clients cannot see or disturb one another: each has objects and limits of its own, and its objects are freed when it
     disconnects.
@@ -94,7 +102,8 @@ def serve(
 
     Args:
         device: Registered name of the driver, or MODULE:CLASS, in the working directory too.
-        socket: Path of the socket to create; one that a crashed server left is replaced.
+        socket: Path of the socket to create; one that a crashed server left is replaced. Not needed with --listen.
+        listen: HOST:PORT at which clients of a network are served: aionn.open(fleet=["HOST:PORT"]). Port 0 takes a free one.
         name: Name of the device; by default the driver's.
         mode: Permissions of the socket in octal: 600 admits this user, 660 the group, 666 all users.
         memory_mib: Device memories, models, cache files and queues of one client, in MiB.
@@ -115,11 +124,19 @@ def serve(
             work is accepted; 127.0.0.1 and 9464 where they are left out. Another host lets other machines read them.
         watch: Serve a page that shows the clients and their executions by priority; prints its address.
         watch_at: HOST:PORT of the page, 127.0.0.1:8470 by default; another host lets other machines connect.
+        node_name: Name of this machine, under which network clients have the device: NAME/DEVICE; by default the host name.
+        tls_certificate: File of this node's certificate: network connections are encrypted.
+        tls_key: File of its key, if it is not in the same file.
+        tls_clients: File of the certificates of network clients, or of authorities that sign them: others are not served.
+        any_client: Serve network clients of other machines without a certificate. All that can connect may then use the device.
         realtime: Real-time scheduling of this process: required, used if the machine permits it, or off; by default AIONN_REALTIME,
             or off.
         quiet: Print nothing.
     """
     permissions = _permissions(mode)
+    if socket is None and listen is None:
+        raise InvalidArgument("serve: expected --socket PATH, --listen HOST:PORT, or both")
+    network = network_of(listen, node_name, tls_certificate, tls_key, tls_clients, any_client=any_client)
     quotas = msgspec.structs.replace(
         SHARED_QUOTAS,
         memory_bytes=memory_mib * MIB,
@@ -130,10 +147,7 @@ def serve(
         mapped_bytes=mapped_mib * MIB,
     )
     limits = ClientLimits(clients, clients_per_user, clients_per_process, hello_within)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (most, most)
-    )  # The usual 1024 are what a few clients may have.
+    _allow_descriptors()
     at = _page_address(watch, watch_at, quiet)
     settings = settings_from(realtime=realtime)  # Refuses a variable whose value makes no sense.
     choose_tags()
@@ -142,21 +156,10 @@ def serve(
     made = registry.make_device(device, name or device)
     freeze_modules()
     shorten_turns()
-    with _realtime(settings.realtime):
+    with _realtime(settings.realtime), socket_of(socket) as path:
+        places = _Places(path, socket is None, permissions, network, metrics, at)
         try:
-            state = interrupts.run(
-                _serve,
-                made,
-                socket,
-                permissions,
-                quotas,
-                limits,
-                hang_after,
-                drain_within,
-                metrics,
-                at,
-                quiet,
-            )
+            state = interrupts.run(_serve, made, places, quotas, limits, hang_after, drain_within, quiet)
         except KeyboardInterrupt:
             return 0  # That is how it is ended.
     return EXIT_STATUS[state]
@@ -170,6 +173,12 @@ def _permissions(mode: str) -> int:
     if not 0 <= permissions <= 0o777:
         raise InvalidArgument(f"--mode: expected an octal number up to 777, got {mode}")
     return permissions
+
+
+def _allow_descriptors() -> None:
+    """Allows as many descriptors as the system does. The usual 1024 are what a few clients may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _page_address(is_wanted: bool, at: str | None, quiet: bool) -> str | None:
@@ -204,39 +213,61 @@ def _realtime(mode: Mode) -> Iterator[None]:
         close_shared()
 
 
+class _Places(NamedTuple):
+    """Where the command serves.
+
+    Attributes:
+        path: Of the socket.
+        is_private: Whether the socket is this command's own, for the network alone.
+        mode: Permissions of the socket.
+        network: None if it does not listen.
+        metrics: See ``serve``.
+        page: HOST:PORT of the page; None without one.
+    """
+
+    path: Path
+    is_private: bool
+    mode: int
+    network: Network | None
+    metrics: str | None
+    page: str | None
+
+
 async def _serve(
     device: Device,
-    path: Path,
-    mode: int,
+    places: _Places,
     quotas: Quotas,
     limits: ClientLimits,
     hang_after: float | None,
     drain_within: float,
-    metrics: str | None,
-    at: str | None,
     quiet: bool,
 ) -> DrainState:
-    figures, page = _counted(device, metrics, at)
+    name = device.info.name
+    figures, page = _counted(device, places.metrics, places.page)
     drain = Drain(drain_within, figures)
     try:
         async with (
-            _exposed(metrics, figures, device.info.name, drain) as url,
+            _exposed(places.metrics, figures, name, drain) as url,
             page,
             anyio.create_task_group() as tasks,
         ):
             started = anyio.Event()
             with _sigterm(drain):
-                tasks.start_soon(_listen, device, path, mode, quotas, limits, hang_after, started, drain)
+                tasks.start_soon(_listen, device, places, quotas, limits, hang_after, started, drain)
                 await started.wait()
-                if not quiet:
-                    print_line(f"serving {device.info.name} at {path}; Ctrl-C ends it")
-                    if url:
-                        print_line(f"metrics at {url}")
-                await drain.requested()
-                if not quiet:
-                    print_line(f"ending {device.info.name}: accepted executions have {drain_within:g} s")
-                await drain.ended()
-                _end_soon(drain.state, device.info.name)
+                async with serving_network(places.network, places.path) as address:
+                    if not quiet:
+                        where = " and ".join(
+                            filter(None, ("" if places.is_private else str(places.path), address))
+                        )
+                        print_line(f"serving {name} at {where}; Ctrl-C ends it")
+                        if url:
+                            print_line(f"metrics at {url}")
+                    await drain.requested()
+                    if not quiet:
+                        print_line(f"ending {name}: accepted executions have {drain_within:g} s")
+                    await drain.ended()
+                    _end_soon(drain.state, name)
     finally:
         await finish(device.aclose())
     return drain.state
@@ -319,8 +350,7 @@ def _end_soon(state: DrainState, name: str) -> None:
 
 async def _listen(
     device: Device,
-    path: Path,
-    mode: int,
+    places: _Places,
     quotas: Quotas,
     limits: ClientLimits,
     hang_after: float | None,
@@ -328,10 +358,10 @@ async def _listen(
     drain: Drain,
 ) -> None:
     with Progress(hang_after) as progress:
-        await listen(
+        await listen_for_clients(
             device,
-            path,
-            mode=mode,
+            places.path,
+            mode=places.mode,
             quotas=quotas,
             limits=limits,
             progress=progress,

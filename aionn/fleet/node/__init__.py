@@ -1,0 +1,1 @@
+"""The node's end: serves its device to clients of other machines."""

@@ -1,0 +1,99 @@
+"""Encryption and identity of connections between machines.
+
+Owns the two contexts. A node shows a certificate, which the client checks against its pin (the SHA-256 of the certificate) or
+against authorities and the node's host name. A client shows a certificate where the node demands one: those in a file of the node,
+or signed by one of them, are served.
+
+Invariant: a client sends nothing before it has checked the node's certificate, and a node reads nothing before it has checked the
+client's.
+
+Source: ``ssl`` of the standard library; TLS 1.3 (RFC 8446).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ssl
+
+from aionn.errors import DeviceUnavailable, InvalidArgument
+from aionn.fleet.addresses import NodeAddress
+
+__all__ = ["check_pin", "client_context", "client_name", "node_context"]
+
+
+def client_context(address: NodeAddress) -> ssl.SSLContext | None:
+    """The settings of a client's connections to a node; None where the connection is not encrypted. Reads files.
+
+    Raises:
+        InvalidArgument: A file cannot be read or does not hold what it should.
+    """
+    if not address.is_tls:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if address.pin:
+        # The pin names the one certificate that is accepted, so that no authority and no name is needed: see ``check_pin``.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    try:
+        if address.ca:
+            context.load_verify_locations(address.ca)
+        elif not address.pin:
+            context.load_default_certs()
+        if address.certificate:
+            context.load_cert_chain(address.certificate, address.key or None)
+    except (OSError, ssl.SSLError) as e:
+        raise InvalidArgument(f"node {address.text}: a certificate or key cannot be used: {e}") from e
+    return context
+
+
+def node_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:
+    """The settings of a node's connections. Reads files.
+
+    Args:
+        certificate: File of its certificate.
+        key: File of its key; empty if it is in the same file.
+        clients: File of the clients' certificates, or of authorities that sign them; empty if clients need none.
+
+    Raises:
+        InvalidArgument: A file cannot be read or does not hold what it should.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_cert_chain(certificate, key or None)
+        if clients:
+            context.load_verify_locations(clients)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as e:
+        raise InvalidArgument(f"node: a certificate or key cannot be used: {e}") from e
+    return context
+
+
+def check_pin(address: NodeAddress, transport: asyncio.BaseTransport) -> None:
+    """Compares the certificate of a node with its pin, if it has one.
+
+    Raises:
+        DeviceUnavailable: It is another certificate.
+    """
+    if not address.pin:
+        return
+    tls = transport.get_extra_info("ssl_object")
+    shown = hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest()
+    if not hmac.compare_digest(shown, address.pin):
+        raise DeviceUnavailable(
+            f"node {address.text}: expected the certificate {address.pin}, got {shown}: it is another node, or its certificate "
+            "was renewed"
+        )
+
+
+def client_name(transport: asyncio.BaseTransport) -> str:
+    """The name under which a client's connections count together: its certificate's digest, or its address."""
+    tls = transport.get_extra_info("ssl_object")
+    shown = None if tls is None else tls.getpeercert(binary_form=True)
+    if shown:
+        return f"certificate {hashlib.sha256(shown).hexdigest()[:16]}"
+    peer = transport.get_extra_info("peername")
+    return f"address {peer[0]}" if isinstance(peer, tuple) and peer else "address unknown"

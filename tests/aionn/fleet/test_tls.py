@@ -1,0 +1,89 @@
+"""Encryption and identity: pins, authorities, certificates of clients."""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aionn.errors import DeviceUnavailable, InvalidArgument
+from aionn.fleet.addresses import parse_node
+from aionn.fleet.device import NodeDevice
+from aionn.fleet.tls import client_context, node_context
+from tests.aionn.fleet.conftest import Served, Sum, serving, sum_model
+
+pytestmark = pytest.mark.forked("any")
+
+FOLDER = Path(__file__).parent / "certificates"
+NODE, CLIENT, STRANGER = (str(FOLDER / f"{name}.pem") for name in ("node", "client", "stranger"))
+
+
+def pin_of(path: str) -> str:
+    text = Path(path).read_text()
+    return hashlib.sha256(
+        ssl.PEM_cert_to_DER_cert(
+            text[text.index("-----BEGIN CERT") :].split("-----BEGIN EC")[0].split("-----BEGIN PRIV")[0]
+        )
+    ).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def mutual() -> Iterator[Served]:
+    """A node that demands certificates."""
+    with serving("--tls-certificate", NODE, "--tls-clients", CLIENT) as served:
+        yield served
+
+
+async def outcome(address: str) -> str:
+    """Whether an execution succeeds at an address, or why it does not."""
+    device = NodeDevice(parse_node(address))
+    try:
+        prepared = await device.prepare_model(sum_model(50_000))
+        for _ in range(3):
+            frame = Sum(50_000)
+            await prepared.execute_synchronously(frame.request)
+            assert frame.is_right
+    except DeviceUnavailable as e:
+        return str(e)
+    finally:
+        await device.aclose()
+    return "right"
+
+
+async def test_client_with_a_certificate_is_served(mutual: Served) -> None:
+    assert mutual.address.startswith("tls://")
+    place = f"{mutual.address}?silence_ms=30000&certificate={CLIENT}"
+    assert await outcome(f"{place}&pin={pin_of(NODE)}") == "right"
+    assert await outcome(f"{place}&ca={NODE}") == "right"
+
+
+async def test_wrong_certificates_are_refused_in_words(mutual: Served) -> None:
+    place, pin = mutual.address, pin_of(NODE)
+    assert "expected the certificate" in await outcome(f"{place}?certificate={CLIENT}&pin={pin_of(STRANGER)}")
+    assert "its certificate is not accepted" in await outcome(f"{place}?certificate={CLIENT}")
+    assert "its certificate is not accepted" in await outcome(f"{place}?certificate={CLIENT}&ca={STRANGER}")
+    for told in (
+        await outcome(f"{place}?pin={pin}&certificate={STRANGER}"),
+        await outcome(f"{place}?pin={pin}"),
+    ):
+        assert "certificate" in told or "alert" in told or "closed the connection" in told, told
+
+
+async def test_client_without_tls_is_told_what_to_write(mutual: Served) -> None:
+    told = await outcome(mutual.address.replace("tls://", ""))
+    assert "tls://" in told
+
+
+@pytest.mark.parametrize("text", ["", "no certificate"])
+def test_files_that_hold_no_certificate_are_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.pem"
+    path.write_text(text)
+    with pytest.raises(InvalidArgument, match="cannot be used"):
+        node_context(str(path), "", "")
+    with pytest.raises(InvalidArgument, match="cannot be used"):
+        client_context(parse_node(f"tls://edge2:1?ca={path}"))
+    with pytest.raises(InvalidArgument, match="cannot be used"):
+        node_context(NODE, "", str(tmp_path / "missing.pem"))
