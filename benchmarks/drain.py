@@ -160,8 +160,9 @@ async def one_round(form: str, work: Work, streams: int, numbers: random.Random)
             ]
             if form == "stopped":
                 extra = await asyncio.to_thread(stopped_client, path, work)
-            for ready in readies:
-                await ready.wait()
+            async with asyncio.timeout(START_S_MAX):  # A stream that failed sets none.
+                for ready in readies:
+                    await ready.wait()
             if form == "silent":
                 socks.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                 socks[-1].connect(str(path))
@@ -178,7 +179,7 @@ async def one_round(form: str, work: Work, streams: int, numbers: random.Random)
             server.send_signal(signal.SIGTERM)
             if form == "twice":
                 server.send_signal(signal.SIGTERM)
-            status = await asyncio.to_thread(server.wait)
+            status = await asyncio.to_thread(server.wait, START_S_MAX)
             took_s = time.monotonic() - began_s
             await asyncio.wait_for(asyncio.gather(*tasks, *others), START_S_MAX)
             assert server.stderr is not None
