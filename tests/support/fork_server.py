@@ -37,7 +37,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType
 from typing import Any, ClassVar, Literal
@@ -171,13 +171,15 @@ class ForkServer:
         """Ends the process, and waits for its end. What it has forked continues."""
         if os.getpid() != self._owner:
             return
+        with suppress(OSError):
+            # A process that this one has forked may hold the socket, too. A signal would not do: this one may have dropped its
+            # privileges.
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         if self._process is not None:
             self._process.wait()
             self.pids.remove(self._process.pid)
         else:
-            # A process that this one has forked may hold the socket, too.
-            os.kill(self._forked, signal.SIGKILL)
             os.waitpid(self._forked, 0)
             self.pids.remove(self._forked)
 
