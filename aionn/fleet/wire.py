@@ -24,7 +24,7 @@ from aionn.errors import Error, words_of
 from aionn.fleet.framing import HTTP_ANSWER, PRELUDE, ForeignProtocol, FrameLimits, FrameReader
 from aionn.fleet.messages import Refused, framed
 
-__all__ = ["JOINED_BYTES_MAX", "Wire", "WireOwner", "tune"]
+__all__ = ["JOINED_BYTES_MAX", "Wire", "WireOwner", "tune", "words_of_loss"]
 
 JOINED_BYTES_MAX = 16 << 10
 """Largest body that is copied behind its head, where both cannot be sent by one call of the kernel."""
@@ -139,9 +139,7 @@ class Wire(asyncio.BufferedProtocol):
             return
         self.is_lost = True
         self._sock = None
-        why = self._why or (
-            "the other end closed the connection" if exc is None else words_of(exc, "connection")
-        )
+        why = self._why or words_of_loss(exc)
         self._wake()
         if not self._ended.done():
             self._ended.set_result(None)
@@ -193,7 +191,7 @@ class Wire(asyncio.BufferedProtocol):
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError as e:
-                self.close(words_of(e, "connection"))
+                self.close(words_of_loss(e))
                 return
             parts = _behind(parts, sent)
         elif sum(part.nbytes for part in body) <= JOINED_BYTES_MAX:
@@ -298,6 +296,16 @@ def _behind(parts: Sequence[memoryview], sent: int) -> list[memoryview]:
             left.append(part[sent:])
         sent = max(0, sent - part.nbytes)
     return left
+
+
+def words_of_loss(error: BaseException | None) -> str:
+    """The reason why a connection has ended; None where the other end closed it in order.
+
+    It is reset, or written to in vain, where the other end closed it before it had read all, such as a node that rejects a client.
+    """
+    if error is None or isinstance(error, ConnectionResetError | BrokenPipeError):
+        return "the other end closed the connection"
+    return words_of(error, "connection")
 
 
 def tune(sock: socket.socket) -> None:

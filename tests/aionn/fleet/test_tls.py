@@ -13,6 +13,7 @@ from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.fleet.addresses import parse_node
 from aionn.fleet.device import NodeDevice
 from aionn.fleet.tls import client_context, node_context
+from aionn.fleet.wire import words_of_loss
 from tests.aionn.fleet.conftest import Served, Sum, serving, sum_model
 
 pytestmark = pytest.mark.forked("any")
@@ -70,6 +71,12 @@ async def test_wrong_certificates_are_refused_in_words(mutual: Served) -> None:
         await outcome(f"{place}?pin={pin}"),
     ):
         assert "certificate" in told or "alert" in told or "closed the connection" in told, told
+
+
+@pytest.mark.parametrize("error", [None, ConnectionResetError(104, "reset"), BrokenPipeError(32, "pipe")])
+def test_connection_that_the_other_end_closed_is_named_as_such(error: OSError | None) -> None:
+    assert words_of_loss(error) == "the other end closed the connection"
+    assert "No route" in words_of_loss(OSError(113, "No route to host"))
 
 
 async def test_client_without_tls_is_told_what_to_write(mutual: Served) -> None:
