@@ -22,7 +22,7 @@ import msgspec
 from aionn.errors import ResourceExhausted
 from aionn.fleet.messages import Carried, framed
 from aionn.hal import Memory, MemoryKind, Model
-from aionn.service.wire.large import in_memory, read_parts
+from aionn.service.wire.large import in_memory, in_turns, read_parts
 from aionn.service.wire.protocol import Message, decode_inline, decode_parts, encode, has_large_model
 
 __all__ = ["CONTENTS_KIND", "carry", "decoded", "destinations", "memories_for", "portable"]
@@ -102,10 +102,4 @@ async def decoded(payload: bytes, memories: Sequence[Memory]) -> Message:
         return decode_inline(payload, fds, sealed_only=True)
     structure, values = await anyio.to_thread.run_sync(read_parts, stands_for, fds)
     steps = decode_parts(stands_for, structure, values, fds, sealed_only=True)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as e:
-            message: Message = e.value
-            return message
-        await anyio.lowlevel.checkpoint()
+    return await in_turns(steps, anyio.lowlevel.checkpoint)

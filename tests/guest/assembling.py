@@ -17,6 +17,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tests.guest.unpacking import unpack
+
 __all__ = ["PACKAGES", "assemble", "environment", "kernel_of", "missing", "modules_of", "write_first_files"]
 
 PACKAGES = ("qemu-system-x86", "linux-image-amd64", "busybox-static", "kmod", "v4l-utils")
@@ -29,17 +31,7 @@ LIBRARIES = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib", "usr/lib
 
 def assemble(folder: Path) -> None:
     """Downloads and unpacks the packages, with those that they need and this machine lacks."""
-    archives = folder / "archives"
-    (archives / "partial").mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        [
-            "apt-get", "-y", "--no-install-recommends", "--download-only", "-o", f"Dir::Cache::archives={archives}",
-            "install", *PACKAGES,
-        ],
-        check=True,
-    )  # fmt: skip
-    for archive in sorted(archives.glob("*.deb")):
-        subprocess.run(["dpkg-deb", "-x", archive, folder / "root"], check=True)
+    unpack(PACKAGES, folder)
     version = kernel_of(folder)
     # ``depmod`` is a link to ``kmod``, with an absolute path.
     subprocess.run(

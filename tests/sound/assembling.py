@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.guest.unpacking import unpack
+
 __all__ = ["PACKAGES", "SoundServer", "assemble", "missing"]
 
 PACKAGES = ("pipewire", "pipewire-pulse", "pipewire-bin", "wireplumber", "pulseaudio-utils", "dbus")
@@ -36,17 +38,7 @@ SINK = "{ factory.name=support.null-audio-sink node.name=aionn media.class=Audio
 
 def assemble(folder: Path) -> None:
     """Downloads and unpacks the packages, with those that they need and this machine lacks."""
-    archives = folder / "archives"
-    (archives / "partial").mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        [
-            "apt-get", "-y", "--no-install-recommends", "--download-only", "-o", f"Dir::Cache::archives={archives}",
-            "install", *PACKAGES,
-        ],
-        check=True,
-    )  # fmt: skip
-    for archive in sorted(archives.glob("*.deb")):
-        subprocess.run(["dpkg-deb", "-x", archive, folder / "root"], check=True)
+    unpack(PACKAGES, folder)
 
 
 def missing(folder: Path | None) -> str | None:

@@ -25,7 +25,7 @@ import array
 import os
 import socket
 import traceback
-from collections.abc import Awaitable, Callable, Generator, Set
+from collections.abc import Awaitable, Callable, Set
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -56,7 +56,7 @@ from aionn.service.wire.calls import (
     too_many_under_way,
 )
 from aionn.service.wire.handles import close_all
-from aionn.service.wire.large import check_answered, in_memory, read_parts
+from aionn.service.wire.large import check_answered, in_memory, in_turns, read_parts
 from aionn.service.wire.load import Load
 from aionn.service.wire.outbox import Outbox, Outgoing
 from aionn.service.wire.peers import Peer
@@ -292,17 +292,7 @@ class Channel:
         steps = decode_parts(
             stands_for, structure, values, fds, sealed_only=self._sealed_only, account=self._account
         )
-        return await self._stepwise(steps), size_bytes
-
-    async def _stepwise(self, steps: Generator[None, None, Message]) -> Message:
-        """Decodes a large message with other tasks in between."""
-        while True:
-            try:
-                next(steps)
-            except StopIteration as e:
-                message: Message = e.value
-                return message
-            await self._peer.next_turn()
+        return await in_turns(steps, self._peer.next_turn), size_bytes
 
     def _is_unexpected(self, envelope: tuple[bool, int] | None) -> bool:
         """Whether a message is a reply without a waiter: its descriptors are released unread."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence, Set
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence, Set
 from typing import TypeVar
 
 import msgspec
@@ -32,6 +32,7 @@ __all__ = [
     "Parts",
     "check_answered",
     "in_memory",
+    "in_turns",
     "is_large_model",
     "read_parts",
     "without_contents",
@@ -68,6 +69,7 @@ ELEMENTS_INLINE_MAX = 96
 _LENGTH_BYTES = 4
 _HEAD, _OPERANDS, _OPERATIONS, _INDEXES = range(4)
 _EMPTY = Subgraph((), (), (), ())
+_R = TypeVar("_R")
 _T = TypeVar("_T")
 
 
@@ -138,6 +140,17 @@ def in_memory(payload: bytes) -> InMemory | None:
             f"message: expected a memory of at most {MESSAGE_BYTES_MAX} bytes, got {stands_for.total_bytes}"
         )
     return stands_for
+
+
+async def in_turns(steps: Generator[None, None, _R], next_turn: Callable[[], Awaitable[object]]) -> _R:
+    """The result of work in short steps, such as ``decode_parts``, with other tasks of the event loop in between."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as e:
+            result: _R = e.value
+            return result
+        await next_turn()
 
 
 def check_answered(payload: bytes, stands_for: InMemory | None, answered: Set[str]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
 
 from aionn.drivers.kit.arguments import OutputArea
@@ -23,53 +22,24 @@ from aionn.fleet.device import NodeDevice
 from aionn.fleet.node.server import Node
 from aionn.hal import (
     CancelCapability,
-    DataLocation,
     Device,
     DeviceInfo,
     DeviceType,
     ExecutionPreference,
     FeatureLevel,
     Launch,
-    Memory,
     Model,
-    OperandType,
     OperationType,
     OutputShape,
     Priority,
     Request,
-    RequestArgument,
     uniform_capabilities,
 )
-from aionn.models.builder import GraphBuilder
 from aionn.platform.python_process import python_command, python_environment
 from aionn.testing.links import SimulatedLink
 
 START_S_MAX = 60.0
 """Limit of the start of a node's processes, on a machine with much else to do."""
-
-
-def sum_model(count: int = 4) -> Model:
-    """``a + b`` of float32 vectors."""
-    graph = GraphBuilder()
-    a = graph.input(OperandType.TENSOR_FLOAT32, (count,))
-    b = graph.input(OperandType.TENSOR_FLOAT32, (count,))
-    return graph.build([graph.result(OperationType.ADD, [a, b, graph.constant(0)], a)])
-
-
-class Sum:
-    """A request for the sum of two vectors in one pool."""
-
-    def __init__(self, count: int = 4) -> None:
-        self.memory = Memory.create(12 * count)
-        self.values = self.memory.array.view(np.float32).reshape(3, count)
-        self.values[0], self.values[1] = np.arange(count), 100.0
-        size = 4 * count
-        arguments = [RequestArgument(False, DataLocation(0, i * size, size)) for i in range(3)]
-        self.request = Request((arguments[0], arguments[1]), (arguments[2],), (self.memory,))
-
-    @property
-    def is_right(self) -> bool:
-        return bool((self.values[2] == self.values[0] + self.values[1]).all())
 
 
 class TimedModel(AsyncPreparedModel):

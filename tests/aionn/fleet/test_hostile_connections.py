@@ -29,7 +29,8 @@ from aionn.fleet.messages import (
 )
 from aionn.fleet.node.session import DATA_CONNECTIONS_MAX
 from aionn.service.wire.protocol import Call, Ping, Reply, encode
-from tests.aionn.fleet.conftest import Served, Sum, sum_model
+from tests.aionn.fleet.conftest import Served
+from tests.aionn.service.sums import Sum, sum_model
 
 pytestmark = pytest.mark.forked("any")
 

@@ -42,7 +42,8 @@ from aionn.hal import (
 from aionn.models.builder import GraphBuilder
 from aionn.testing import models
 from fences import SyncFence
-from tests.aionn.fleet.conftest import START_S_MAX, Served, Sum, serving, sum_model
+from tests.aionn.fleet.conftest import START_S_MAX, Served, serving
+from tests.aionn.service.sums import Sum, sum_model
 
 pytestmark = pytest.mark.forked("any")
 

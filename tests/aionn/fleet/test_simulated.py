@@ -14,7 +14,8 @@ from aionn.errors import DeadObject, DeviceUnavailable, Error, ErrorStatus, Inva
 from aionn.fleet.messages import Outcome, framed
 from aionn.hal import DeviceStatus, Priority
 from aionn.testing import run
-from tests.aionn.fleet.conftest import Simulation, Sum, simulated, sum_model
+from tests.aionn.fleet.conftest import Simulation, simulated
+from tests.aionn.service.sums import Sum, sum_model
 
 MS = 1_000_000
 ROUNDING_NS = 10

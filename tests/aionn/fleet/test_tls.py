@@ -14,7 +14,8 @@ from aionn.fleet.addresses import parse_node
 from aionn.fleet.device import NodeDevice
 from aionn.fleet.tls import client_context, node_context
 from aionn.fleet.wire import words_of_loss
-from tests.aionn.fleet.conftest import Served, Sum, serving, sum_model
+from tests.aionn.fleet.conftest import Served, serving
+from tests.aionn.service.sums import Sum, sum_model
 
 pytestmark = pytest.mark.forked("any")
 

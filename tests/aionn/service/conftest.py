@@ -10,21 +10,12 @@ from typing import Any
 
 import anyio
 import msgspec
-import numpy as np
 import pytest
 
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import (
-    DataLocation,
     Device,
-    Memory,
-    Model,
-    OperandType,
-    OperationType,
-    Request,
-    RequestArgument,
 )
-from aionn.models.builder import GraphBuilder
 from aionn.runtime.background import Background
 from aionn.service.client.device import RemoteDevice
 from aionn.service.host.admission import ClientLimits
@@ -39,32 +30,9 @@ from aionn.service.wire.protocol import (
     decode,
     encode,
 )
+from tests.aionn.service.sums import Sum, sum_model
 
 ANSWER_S_MAX = 10.0
-
-
-def sum_model(count: int = 4) -> Model:
-    """``a + b`` of float32 vectors."""
-    graph = GraphBuilder()
-    a = graph.input(OperandType.TENSOR_FLOAT32, (count,))
-    b = graph.input(OperandType.TENSOR_FLOAT32, (count,))
-    return graph.build([graph.result(OperationType.ADD, [a, b, graph.constant(0)], a)])
-
-
-class Sum:
-    """A request for the sum of two vectors in one pool."""
-
-    def __init__(self, count: int = 4) -> None:
-        self.memory = Memory.create(12 * count)
-        self.values = self.memory.array.view(np.float32).reshape(3, count)
-        self.values[0], self.values[1] = np.arange(count), 100.0
-        size = 4 * count
-        arguments = [RequestArgument(False, DataLocation(0, i * size, size)) for i in range(3)]
-        self.request = Request((arguments[0], arguments[1]), (arguments[2],), (self.memory,))
-
-    @property
-    def is_right(self) -> bool:
-        return bool((self.values[2] == self.values[0] + self.values[1]).all())
 
 
 class Served:
