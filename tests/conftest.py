@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 if "PYTHONPYCACHEPREFIX" not in os.environ and os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     # The tests start some thousand interpreters: without bytecode each would compile all that it imports, as this one would below.
@@ -35,7 +35,8 @@ from hypothesis.internal.conjecture import providers
 from aionn.benchmarking.stress.samples import child_pids
 from aionn.observability import log_tags
 from aionn.service.client.supervisor import StartConditions
-from tests.support.fork_server import ForkedStarts, ForkServer, Kinds, reap_orphan
+from tests.support.processes.fork_server import ForkedStarts, ForkServer, Kinds, reap_orphan
+from tests.support.processes.signal_stack import is_signal_stack_lost
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -53,6 +54,9 @@ SETTLE_S_MAX = 20.0
 
 # Before a test imports ONNX Runtime itself; see ``aionn.drivers.onnxruntime``.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+# Before a test imports OpenVINO itself; see ``aionn.drivers.openvino.engine``.
+cast(dict[str, Any], sys.modules).setdefault("openvino_telemetry", None)
 
 os.environ["AIONN_SPARE_PROCESSES"] = "0"
 """A spare process comes by itself once a device has served for a while: tests that want one ask for it."""
@@ -228,6 +232,7 @@ class Belongings:
         self.threads = Counter(thread.name for thread in threading.enumerate())
         self.children = child_pids(os.getpid())
         self.levels = Counter(f"{logger.name} at {logger.level}" for logger in _LOGGERS if logger.level)
+        self.lacks_signal_stack = is_signal_stack_lost()
         self.size_pages: int | None = _size_pages()
         if earlier is not None and earlier.size_pages == self.size_pages:
             self.mappings = earlier.mappings
@@ -251,6 +256,8 @@ class Belongings:
         lines += [f"child process {pid}" for pid in sorted(self.children - before.children)]
         lines += [f"logger {level}" for level in (self.levels - before.levels).elements()]
         lines += [f"mapping of {name}" for name in (self.mappings - before.mappings).elements()]
+        if self.lacks_signal_stack and not before.lacks_signal_stack:
+            lines.append("a signal stack that is not mapped: the next signal ends this process")
         return lines
 
 
@@ -407,13 +414,23 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return result
 
 
-MODULES = ("aionn.service.host.process", "aionn.validation", "aionn.drivers.reference")
+MODULES = (
+    *("aionn.service.host.process", "aionn.service.entry", "aionn.validation", "aionn.drivers.reference"),
+    "shutil",  # with compression: what makes a temporary folder imports it
+)
 """Imported by the process that those of drivers are forked from."""
 
 PROGRAM_MODULES = (
     *MODULES,
     *("aionn.blocking", "aionn.cli.commands", "aionn.media", "aionn.reports.terminal"),
     *("aionn.benchmarking.stress.bodies", "aionn.conformance.workers", "aionn.media.network_streams.process"),
+    *(
+        "aionn.drivers.litert.driver",
+        "aionn.drivers.onnx_reference.driver",
+        "aionn.drivers.onnxruntime.driver",
+    ),
+    *("aionn.fleet.device", "aionn.runtime.runtime"),
+    *("email.parser", "importlib.metadata", "importlib.resources", "numpy.ma", "numpy.random"),
     *(["av"] if importlib.util.find_spec("av") else []),
 )
 """Imported by the process that programs are forked from, and processes that compute for a command or decode a stream."""
@@ -446,6 +463,7 @@ def forked_starts(request: pytest.FixtureRequest) -> Iterator[ForkedStarts | Non
 def own_log_tags(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Takes back the log tags that a test chooses: they hold for the whole process, and for driver processes started later."""
     monkeypatch.setattr(log_tags, "_chosen", ())
+    monkeypatch.setattr(log_tags, "_levels_before", {})
     before = [logger.level for logger in _LOGGERS]
     yield
     for logger, level in zip(_LOGGERS, before, strict=True):

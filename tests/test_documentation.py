@@ -136,5 +136,5 @@ def is_error(value: object) -> bool:
 def test_readme_begins_with_the_two_commands() -> None:
     commands = re.findall(r"^```sh\n(.*?)\n```", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(commands) >= 2
-    assert commands[0].endswith("aionn demo") and commands[1].endswith("pytest -n 2")
+    assert commands[0].endswith("aionn demo") and commands[1].endswith("pytest -n 3")
     assert (ROOT / "README.md").read_text().index("```") == (ROOT / "README.md").read_text().index("```sh")

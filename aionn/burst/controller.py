@@ -203,7 +203,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
             if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
                 raise MissedDeadline("burst: the deadline had passed before the start", transient=False)
             limits = encode_limits(deadline_ns, loop_timeout_ns)
-        if self._state is not _IDLE or self._is_busy():
+        if self._state is not _IDLE or (self._launch is not None and self._is_busy()):
             self._refuse()
         kept = self._packets.get((id(request), measure, bool(limits), tuple(memory_identifiers)))
         if kept is not None:

@@ -373,6 +373,7 @@ class BurstServer:
         asked = decode_request(payload)
         with self._lock:
             missing = self._cache.missing(asked.slots)
+            self._deadline_ns = asked.deadline_ns  # The client may never answer.
         memories = self._get_memories(missing) if missing else ()
         with self._lock:
             self._cache.learn(missing, memories)

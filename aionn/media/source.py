@@ -219,7 +219,7 @@ class Source(Generic[T]):
             return
         # A limiter of its own: closing must not queue behind a step that was abandoned past the shield.
         try:
-            # The shield alone is not enough, see below; ``aionn.platform.loops`` is not for this package, which knows errors alone.
+            # The shield alone is not enough, see below.
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._close_step, limiter=anyio.CapacityLimiter(1))
         except BaseException:

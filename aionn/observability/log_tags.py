@@ -35,6 +35,9 @@ _RELAYED = re.compile(rf"aionn-log (aionn\.(?:{'|'.join(TAGS)})): (.*)", re.DOTA
 
 _chosen: tuple[str, ...] = ()
 
+_levels_before: dict[str, int] = {}
+"""The level that the logger of a chosen tag had."""
+
 
 def parse_tags(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """``(tags, unknown words)`` of a choice."""
@@ -66,7 +69,7 @@ def choose_tags(text: str | None = None, *, is_driver: bool = False) -> Sequence
     """Lets the chosen tags' loggers speak, on standard error where the application has no handler of its own.
 
     Args:
-        text: The choice; None takes the variable's.
+        text: The choice, which replaces the one before; None takes the variable's, and silences no tag that was chosen before.
         is_driver: Whether this is a driver process, whose standard error the application reads.
 
     Returns:
@@ -74,14 +77,19 @@ def choose_tags(text: str | None = None, *, is_driver: bool = False) -> Sequence
     """
     global _chosen
     tags, unknown = parse_tags(os.environ.get(LOG_VARIABLE, "") if text is None else text)
-    _chosen = tags
+    # As the levels: what was chosen before still holds, in driver processes that start from now on too.
+    _chosen = tags if text is not None else tuple(dict.fromkeys((*_chosen, *tags)))
+    for tag in () if text is None else _levels_before.keys() - tags:
+        logging.getLogger(f"aionn.{tag}").setLevel(_levels_before.pop(tag))
     ours = logging.getLogger("aionn")
     if tags and not ours.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(_RELAY_FORMAT if is_driver else _FORMAT))
         ours.addHandler(handler)
     for tag in tags:
-        logging.getLogger(f"aionn.{tag}").setLevel(logging.DEBUG)
+        logger = logging.getLogger(f"aionn.{tag}")
+        _levels_before.setdefault(tag, logger.level)
+        logger.setLevel(logging.DEBUG)
     if unknown:
         ours.error("%s: expected some of %s; unknown: %s", LOG_VARIABLE, ", ".join(TAGS), ", ".join(unknown))
     return tags

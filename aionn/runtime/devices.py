@@ -20,7 +20,13 @@ from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
 from aionn.service.client.device import RemoteDevice
 
-__all__ = ["RuntimeDevice"]
+__all__ = ["REMOTE", "SERVED", "RuntimeDevice"]
+
+SERVED = "served"
+"""The driver of a device at a socket."""
+
+REMOTE = "remote"
+"""The driver of a device of a node."""
 
 
 class RuntimeDevice:
@@ -28,7 +34,8 @@ class RuntimeDevice:
 
     Attributes:
         name: Its name, unique in the runtime.
-        driver: Registered name of its driver; ``given`` for a device that the caller made, ``served`` for one at a socket.
+        driver: Registered name of its driver; ``given`` for a device that the caller made, ``SERVED`` for one at a socket and
+            ``REMOTE`` for one of a node, which may have other clients.
         hal: The driver contract's side of it.
         info: What never changes for a build of its driver; asked for once.
         dispatcher: Its slots.
@@ -65,6 +72,12 @@ class RuntimeDevice:
             self.info.slots, now=now_ns, can_preempt=can_preempt, keeps_slot=keeps_slot, estimates=estimates
         )
         self.reservations = DeviceReservations(name, self.info.slots, self.dispatcher, estimates)
+
+    @property
+    def raises_best_effort(self) -> bool:
+        """Whether best effort has the class of reserved frames: streams hold some of its time, and its queue has no other clients,
+        who would have to wait."""
+        return self.reservations.count > 0 and self.driver not in (SERVED, REMOTE)
 
     @property
     def type(self) -> DeviceType:

@@ -29,7 +29,7 @@ from aionn.hal import (
 from aionn.platform.loops import finish
 from aionn.platform.real_work import real_work
 from aionn.realtime import Scheduling
-from aionn.runtime.devices import RuntimeDevice
+from aionn.runtime.devices import REMOTE, SERVED, RuntimeDevice
 from aionn.runtime.settings import Settings
 from aionn.service.client.device import RemoteDevice
 from aionn.validation import check_device_info
@@ -37,9 +37,6 @@ from aionn.validation import check_device_info
 __all__ = ["Discovery", "Isolation", "Unavailable", "devices_given", "drivers_wanted"]
 
 Isolation = Literal["process", "in_process"]
-
-_SERVED = "served"
-_REMOTE = "remote"
 
 _logger = logging.getLogger("aionn.manager")
 
@@ -126,7 +123,7 @@ class _Source(NamedTuple):
     @property
     def has_own_name(self) -> bool:
         """Whether the device itself has a name, which is not known before it was reached."""
-        return self.driver in (_SERVED, _REMOTE)
+        return self.driver in (SERVED, REMOTE)
 
 
 class Discovery:
@@ -173,8 +170,8 @@ class Discovery:
         """
         by_rank = sorted(drivers.items(), key=lambda item: item[1] == "reference")
         sources = [
-            *(_Source(path, _SERVED) for path in self._settings.sockets),
-            *(_Source(node.text, _REMOTE, node) for node in self._settings.fleet),
+            *(_Source(path, SERVED) for path in self._settings.sockets),
+            *(_Source(node.text, REMOTE, node) for node in self._settings.fleet),
             *(_Source(name, driver) for name, driver in by_rank),
         ]
         # Until it is found, a device that was given is closed with the runtime all the same.
@@ -225,7 +222,7 @@ class Discovery:
     async def _make(self, source: _Source, tasks: anyio.abc.TaskGroup, importing: anyio.Lock) -> Device:
         name, driver, node = source
         limit_s, spare = self._settings.hang_after_s, self._settings.spare_processes
-        if driver == _SERVED:
+        if driver == SERVED:
             device = RemoteDevice(driver, name, tasks, path=name, hang_after_s=limit_s)
             await device.connect()
             return device

@@ -27,6 +27,7 @@ from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import Priority, check_deadline_ns, duration_text
 from aionn.observability.tracing import is_tracing, section
 from aionn.scheduler.bandwidth import Arrivals
+from aionn.scheduler.blocking import Blocking
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import (
     NEVER_NS,
@@ -44,7 +45,7 @@ from aionn.scheduler.planner import WAITING_MAX, PlannedQueue
 from aionn.scheduler.policy import PlanPolicy, start_immediately
 from aionn.scheduler.ready_queue import QueueStatistics
 
-__all__ = ["Dispatcher", "Outcome"]
+__all__ = ["Dispatcher", "Outcome", "TaskJob"]
 
 EXPLAINED_MAX = 16
 """Number of waiting jobs that ``explain`` lists."""
@@ -68,7 +69,7 @@ Outcome = Literal["ended", "late", "failed"]
 """The end of an execution at the device: with results, stopped at its deadline, or with a duration that carries no information."""
 
 
-class _TaskJob(Job):
+class TaskJob(Job):
     """A job of a task, which sleeps on ``event`` while the job waits.
 
     Attributes:
@@ -132,7 +133,7 @@ class Dispatcher:
         self._estimates = Estimates() if estimates is None else estimates
         self._trace = trace
         self._numbers = itertools.count()
-        self._jobs: dict[int, _TaskJob] = {}
+        self._jobs: dict[int, TaskJob] = {}
         self._preempted: dict[int, Job] = {}
         self._taken: set[int] = set()
         self._rejections: dict[Hashable, int] = {}
@@ -140,6 +141,7 @@ class Dispatcher:
         self._start_immediately = self._start_unless_kept if self._keeps_slot else start_immediately
         self._preempts_without_reservations = can_preempt
         self._room_ns = NEVER_NS
+        self._blocking = Blocking(self._slots)
         self._urgent_ns = -KEPT_NS
         self._counts = dict.fromkeys(("preempted", "overran", "probed"), 0)
 
@@ -152,7 +154,7 @@ class Dispatcher:
         declared_ns: int | None = None,
         urgent_ns: int | None = None,
         server: Arrivals | None = None,
-    ) -> Job:
+    ) -> TaskJob:
         """Asks for a slot; ``wait`` waits for it.
 
         Args:
@@ -170,15 +172,17 @@ class Dispatcher:
         """
         if not isinstance(priority, Priority):
             raise InvalidArgument(f"scheduler: expected a Priority, got {priority!r}")
-        check_deadline_ns(deadline_ns, where="scheduler")
+        if deadline_ns is not None:
+            check_deadline_ns(deadline_ns, where="scheduler")
         now_ns = self._now()
         expected_ns = least_ns = 1
         if model is not None:
-            expected_ns, least_ns = self._estimates.durations_ns(model, _believed(declared_ns))
+            declared_ns = 1 if declared_ns is None else _believed(declared_ns)
+            expected_ns, least_ns = self._estimates.durations_ns(model, declared_ns)
             expected_ns = max(expected_ns, least_ns)
             if deadline_ns is not None and deadline_ns > now_ns and now_ns + least_ns > deadline_ns:
                 least_ns = self._probe(model, least_ns)
-        job = _TaskJob(
+        job = TaskJob(
             next(self._numbers),
             priority=priority,
             deadline_ns=deadline_ns,
@@ -196,10 +200,14 @@ class Dispatcher:
         start = self._start_immediately(now_ns, self._queue, self._slots, job)
         if start is not None:
             self._jobs[job.number] = job
-            self._apply(start, now_ns)
+            self._record(start, now_ns)
+            self._start(job, start.slot, now_ns)
             return job
-        if job.frame is None and expected_ns > self._room_ns and self._probe(model, expected_ns) > 1:
-            raise _error(job, Reason.TOO_LONG, now_ns, has_waited=False)
+        if job.frame is None:
+            if expected_ns > self._room_ns and self._probe(model, expected_ns) > 1:
+                raise _error(job, Reason.TOO_LONG, now_ns, has_waited=False)
+        elif job.rank == RESERVED:
+            self._blocking.waits(job.frame, self._room_ns)
         reason = self._queue.add(job, now_ns)
         if reason is not None:
             raise _error(job, reason, now_ns, has_waited=False)
@@ -229,7 +237,10 @@ class Dispatcher:
         self, now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot], job: Job
     ) -> Start | None:
         """As ``start_immediately``, for a device with reservations."""
-        if job.frame is None and job.durations_ns[0] > self._room_ns:
+        if job.frame is None:
+            if job.durations_ns[0] > self._room_ns:
+                return None
+        elif job.frame.is_rejected:
             return None
         start = self._start_unless_kept if self._keeps_slot else start_immediately
         return start(now_ns, queue, slots, job)
@@ -262,14 +273,13 @@ class Dispatcher:
         """The expected duration of an execution; see ``enter`` for the arguments."""
         return 0 if model is None else self._estimates.duration_ns(model, _believed(declared_ns))
 
-    async def wait(self, job: Job) -> None:
+    async def wait(self, job: TaskJob) -> None:
         """Waits for the slot that ``enter`` asked for. The caller must give it back with ``release``; a cancelled one never has it.
 
         Raises:
             MissedDeadline: It became certain that the deadline will be missed, or it passed (transient).
             ResourceExhausted: Others displaced it because too many wait.
         """
-        assert isinstance(job, _TaskJob), OWN
         if job.state is JobState.WAITING:
             job.event = anyio.Event()
             try:
@@ -281,7 +291,7 @@ class Dispatcher:
         if job.reason is not None:
             raise _error(job, job.reason, self._now(), has_waited=True)
 
-    async def _wait(self, job: Job, event: anyio.Event) -> None:
+    async def _wait(self, job: TaskJob, event: anyio.Event) -> None:
         while job.state is JobState.WAITING:
             if job.deadline_ns == NEVER_NS:
                 await event.wait()
@@ -297,7 +307,7 @@ class Dispatcher:
             if job.state is JobState.WAITING:
                 self._decide(max(self._now(), limit_ns))
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: TaskJob) -> None:
         """Cancels the request of ``enter``, whether it waits or has its slot. Idempotent."""
         if self._slot_of(job) is not None or job.number in self._preempted:
             self.release(job, outcome="failed")
@@ -307,12 +317,7 @@ class Dispatcher:
             self._end(job)
             self._decide(self._now())
 
-    def started_ns(self, job: Job) -> int:
-        """When a job got its slot, on the dispatcher's clock."""
-        assert isinstance(job, _TaskJob), OWN
-        return job.started_ns
-
-    def release(self, job: Job, *, outcome: Outcome = "ended") -> int:
+    def release(self, job: TaskJob, *, outcome: Outcome = "ended") -> int:
         """Gives a slot back; the next in the order gets it.
 
         Args:
@@ -332,26 +337,25 @@ class Dispatcher:
             slot.job = None
             if job.frame is not None:
                 job.frame.stop(now_ns, can_preempt=slot.has_boundaries)
+                self._blocking.ended(job.frame, slot)
         elif self._preempted.pop(job.number, None) is None:
             raise InvalidArgument("scheduler: a slot was given back that is not held")
         else:
             self._queue.remove(job)  # The device was done with it before it was preempted.
-        self._end(job)
+        job.state = JobState.ENDED
+        self._jobs.pop(job.number, None)
         self._decide(now_ns)
         return now_ns
 
-    def _learn(self, job: Job, now_ns: int, outcome: Outcome) -> None:
-        assert isinstance(job, _TaskJob), OWN
+    def _learn(self, job: TaskJob, now_ns: int, outcome: Outcome) -> None:
         if job.model is None or outcome == "failed" or job.was_preempted:
             return
-        limit: Literal["none", "at_least", "at_most"] = "none"
-        if job.has_preempted:
-            limit = "at_most"  # Part of it went by until the job that it preempts came to a boundary.
-        if outcome == "late":
-            if job.has_preempted:
-                return
-            limit = "at_least"
-        self._estimates.observe(job.model, max(0, now_ns - job.started_ns), limit=limit)
+        held_ns = max(0, now_ns - job.started_ns)
+        if not job.has_preempted:
+            self._estimates.observe(job.model, held_ns, "none" if outcome == "ended" else "at_least")
+        elif outcome == "ended":
+            # Part of it went by until the job that it preempts came to a boundary.
+            self._estimates.observe(job.model, held_ns, "at_most")
 
     def _slot_of(self, job: Job) -> DeviceSlot | None:
         for slot in self._slots:
@@ -431,26 +435,31 @@ class Dispatcher:
         held = sum(slot.job is not None and slot.job.priority == Priority.LOW for slot in self._slots)
         return len(self._slots) - 1 - held
 
-    def _apply(self, action: Action, now_ns: int) -> None:
+    def _record(self, action: Action, now_ns: int) -> None:
         if self._trace is not None:
             self._trace(now_ns, action)
         if is_tracing():
             with section("LR_PE", f"scheduler: {_described(action)}"):
                 pass  # A moment, and no stretch.
+
+    def _apply(self, action: Action, now_ns: int) -> None:
+        self._record(action, now_ns)
         if isinstance(action, Start):
-            self._start(action.job, action.slot, now_ns)
+            job = action.job
+            assert isinstance(job, TaskJob), OWN
+            self._queue.remove(job)
+            self._start(job, action.slot, now_ns)
         elif isinstance(action, Preempt):
             self._preempt(action.slot, now_ns)
         else:
-            self._abort(action)
+            self._abort(action, now_ns)
 
-    def _start(self, job: Job, slot: DeviceSlot, now_ns: int) -> None:
-        assert isinstance(job, _TaskJob), OWN
-        self._queue.remove(job)
+    def _start(self, job: TaskJob, slot: DeviceSlot, now_ns: int) -> None:
         job.state = JobState.RUNNING
         slot.job = job
         slot.ends_ns = now_ns + job.durations_ns[0]
         if job.frame is not None:
+            self._blocking.starts(job.frame, slot, now_ns)
             job.frame.start(now_ns)
         if self._preempted and self._preempted.pop(job.number, None) is not None:
             self._taken.discard(slot.index)
@@ -461,12 +470,13 @@ class Dispatcher:
         if self._taken:
             job.has_preempted = slot.index in self._taken
             self._taken.discard(slot.index)
-        job.wake()
+        if job.event is not None:
+            job.wake()
 
     def _preempt(self, slot: DeviceSlot, now_ns: int) -> None:
         """Yields the slot to another job: the device notices that job's arrival, and this job waits at the device."""
         job = slot.job
-        assert isinstance(job, _TaskJob), OWN
+        assert isinstance(job, TaskJob), OWN
         self._counts["preempted"] += 1
         slot.job = None
         if job.frame is not None:
@@ -480,15 +490,19 @@ class Dispatcher:
         self._taken.add(slot.index)
         self._queue.add(job, now_ns)
 
-    def _abort(self, action: Abort) -> None:
+    def _abort(self, action: Abort, now_ns: int) -> None:
         job = action.job
-        assert isinstance(job, _TaskJob), OWN
+        assert isinstance(job, TaskJob), OWN
         if job.state is JobState.RUNNING:
             # The execution notifies the caller, and its slot stays held until the device is done.
             self._counts["overran"] += 1
             job.state = JobState.ENDED
         elif job.state is JobState.WAITING:
             self._queue.remove(job)
+            if job.frame is not None and job.rank == RESERVED:
+                assert self._queue.reserved is not None, "it waited there"
+                ahead_ns = self._queue.reserved.ahead_ns(job)
+                self._blocking.rejects(job.frame, job.shortest_ns, job.deadline_ns, now_ns, ahead_ns=ahead_ns)
             if job.number in self._preempted:
                 job.state = JobState.ENDED  # The device still has it: it ends when the device has answered.
                 return

@@ -58,7 +58,7 @@ class Estimates:
         return self._seen.keys()
 
     def observe(
-        self, key: Hashable, duration_ns: int, *, limit: Literal["none", "at_least", "at_most"] = "none"
+        self, key: Hashable, duration_ns: int, limit: Literal["none", "at_least", "at_most"] = "none"
     ) -> None:
         """Learns from a timing.
 

@@ -80,6 +80,12 @@ class ReservedQueue:
             self._count -= 1
             slot.backlog_ns -= job.durations_ns[slot.device]
 
+    def ahead_ns(self, job: Job) -> int:
+        """The budgets of the frames that wait for the slot of a frame and go before it, whether it waits or not."""
+        waiting = self._waiting[self.slot_of(job).index]
+        ahead = waiting[: bisect_left(waiting, (job.key,))]
+        return sum(other.frame.left_ns for _, other in ahead if other.frame is not None)
+
     def withdraw(self, slot: DeviceSlot) -> list[Job]:
         """Removes all frames that wait for a slot, and makes them best effort; returns them in order."""
         found = [job for _, job in self._waiting[slot.index]]
@@ -114,11 +120,10 @@ class ReservedQueue:
         rest = []
         for slot in slots:
             running = slot.job
-            if running is not None and running.rank == RESERVED and running.frame is not None:
-                exhausted_ns = running.frame.exhausted_ns()
-                if exhausted_ns is not None and now_ns > exhausted_ns:
-                    running.frame.leave_class()
-                    running.leave_reserved()
+            frame = running.frame if running is not None and running.rank == RESERVED else None
+            if running is not None and frame is not None and frame.exhaust(now_ns):
+                frame.is_reserved = False
+                running.leave_reserved()
             first = self._first(slot, now_ns, actions) if self._waiting[slot.index] else None
             if first is None or not slot.is_up:
                 rest.append(slot)

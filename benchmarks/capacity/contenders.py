@@ -236,13 +236,21 @@ class Newest:
 # --- OpenVINO's queue ---
 
 
+@functools.cache
+def _core() -> Any:
+    """One for the process: of two whose ends are not nested, one leaves its thread a signal stack that is unmapped."""
+    import openvino as ov
+
+    return ov.Core()
+
+
 class InferQueue:
     """OpenVINO's ``AsyncInferQueue``, one for each model, with as many requests as slots; a frame waits for a free one."""
 
     def __init__(self, engine: str, slots: int, paths: Sequence[Path]) -> None:
         import openvino as ov
 
-        core = ov.Core()
+        core = _core()
         properties = {
             "PERFORMANCE_HINT": "LATENCY" if slots == 1 else "THROUGHPUT",
             "INFERENCE_PRECISION_HINT": "f32",

@@ -15,6 +15,8 @@ How each figure is taken:
 - Reader: `read_model` of the 14 MB file alone.
 - Stop: in process, the time from the cancellation of an execution, and from its deadline, to the end of the launch, for a chain of
   equal products of matrices, against the time of one product.
+
+`--only litert,openvino` measures the devices with these names alone.
 """
 
 from __future__ import annotations
@@ -293,12 +295,12 @@ def reader(report: Report, path: Path, rounds: int) -> None:
 
 
 async def measure(report: Report, only: str, *, quick: bool) -> None:
-    """All rows."""
+    """All rows of the devices whose names have one of the parts of ``only``, with commas between them."""
     found: dict[str, Measurement] = {}
     with tempfile.TemporaryDirectory(prefix="aionn-engines-") as name:
         folder = Path(name)
         for driver, engine in ENGINES.items():
-            if only not in driver:
+            if not any(part in driver for part in only.split(",")):
                 continue
             if not engine.is_installed():
                 report.note(f"{driver}: left out: {engine.module} is not installed")

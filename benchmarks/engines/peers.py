@@ -6,6 +6,7 @@ from it without copying either. A further engine is a class here and an entry of
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -89,6 +90,14 @@ class LiteRT:
         return found
 
 
+@functools.cache
+def _core() -> Any:
+    """One for the process: of two whose ends are not nested, one leaves its thread a signal stack that is unmapped."""
+    import openvino as ov
+
+    return ov.Core()
+
+
 class OpenVino:
     """OpenVINO by ``infer``, in float32 and with one stream on one thread."""
 
@@ -102,7 +111,7 @@ class OpenVino:
             "INFERENCE_NUM_THREADS": "1",
             "ENABLE_CPU_PINNING": "NO",
         }
-        compiled = ov.Core().compile_model(str(path), "CPU", properties)
+        compiled = _core().compile_model(str(path), "CPU", properties)
         self._request = compiled.create_infer_request()
         self.x = np.random.default_rng(3).random(tuple(compiled.input(0).shape), dtype=np.float32)
         self._y = np.empty(tuple(compiled.output(0).shape), np.float32)

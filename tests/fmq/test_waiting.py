@@ -404,6 +404,7 @@ def test_event_flag_wait_without_retry_may_return_early_with_nothing(make: Make,
     try:
         assert flag.wait(1, 20 * SECOND_NS, retry=False) == 0
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from aionn.benchmarking.stress.samples import child_pids
-from tests.support.fork_server import ForkServer
+from tests.support.processes.fork_server import ForkServer
 
 __all__ = ["NATIVE_COUNTS", "cancelled_natively", "child_processes"]
 

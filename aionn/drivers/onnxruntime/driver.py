@@ -19,8 +19,9 @@ import msgspec
 
 from aionn.drivers.kit.engines.device import measured_capabilities
 from aionn.drivers.kit.onnx.device import OnnxDevice
-from aionn.drivers.kit.onnx.lowered import OPSET, Lowered
+from aionn.drivers.kit.onnx.lowered import OPSET, Dialect, Lowered
 from aionn.drivers.onnxruntime.expectations import EXPECTED_DIFFERENCES, EXPECTED_FAILURES, UNSUPPORTED
+from aionn.drivers.onnxruntime.gaps import gap_of
 from aionn.drivers.onnxruntime.providers import Provider, installed_version, provider_named
 from aionn.hal import (
     CacheFileCounts,
@@ -56,7 +57,7 @@ figure of their own take the larger one, and energy follows time."""
 INFO = DeviceInfo(
     name="ort-cpu",
     type=DeviceType.CPU,
-    version="1",
+    version="2",
     feature_level=FeatureLevel.LEVEL_7,
     capabilities=measured_capabilities(FLOAT_TIME, SIGNED_TIME),
     cache_files=CacheFileCounts(1, 1),
@@ -97,6 +98,8 @@ class OrtDevice(OnnxDevice):
     Raises:
         DeviceUnavailable: ONNX Runtime cannot be used, or the number of threads makes no sense.
     """
+
+    dialect = Dialect(gap_of=gap_of)
 
     def __init__(self, name: str = INFO.name, driver: str = INFO.name) -> None:
         super().__init__(info_for(name, driver), THREADS_VARIABLE)

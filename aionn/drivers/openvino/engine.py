@@ -20,11 +20,11 @@ import functools
 import io
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
-import openvino as ov
 
 from aionn.drivers.kit.arguments import Array, address_of, engine_memory
 from aionn.drivers.kit.engines.support import Unsupported, is_out_of_memory, short_text
@@ -33,6 +33,25 @@ from aionn.drivers.kit.onnx.lowered import Lowered
 from aionn.drivers.kit.threads.classes import engine_call
 from aionn.drivers.openvino.terms import Description, terms_of
 from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, ResourceExhausted
+
+
+@contextlib.contextmanager
+def _without_reports() -> Iterator[None]:
+    """Within it the package that reports the use of OpenVINO to its makers cannot be imported. OpenVINO works without it; with
+    it, its import sends an event, and writes an identifier below the user's home.
+    """
+    reporting, modules = "openvino_telemetry", cast(dict[str, Any], sys.modules)
+    is_imported = reporting in modules
+    modules.setdefault(reporting, None)
+    try:
+        yield
+    finally:
+        if not is_imported and modules.get(reporting) is None:  # Another thread may have imported it by now.
+            modules.pop(reporting, None)
+
+
+with _without_reports():
+    import openvino as ov
 
 __all__ = ["CompiledModel", "Slot", "compiled_model", "describe", "loaded_model", "rejected_operations"]
 
@@ -58,7 +77,8 @@ _NODE_NAME = re.compile(r"#(\d+)\.")
 
 @functools.cache
 def _core() -> Any:
-    """The process's one core: its plugins are loaded once."""
+    """The process's one core: its plugins are loaded once. Each that is loaded gives its thread a signal stack and unmaps it in
+    the end: after several that are not nested, the next signal would end the process."""
     return ov.Core()
 
 

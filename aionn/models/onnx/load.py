@@ -522,10 +522,14 @@ class _Import:
             raise missing
         return found
 
+    def room(self) -> int:
+        """Number of nodes that iterations may still convert, and of values that nested graphs may still read."""
+        return UNROLLED_NODES_MAX - self._unrolled
+
     def count(self, node: Node, more: int) -> None:
         """Counts nodes that iterations convert and values that nested graphs read, and rejects the file beyond the limit."""
         self._unrolled += more
-        if self._unrolled > UNROLLED_NODES_MAX:
+        if self.room() < 0:
             raise InvalidModel(
                 f"onnx, {node.where}: expected at most {UNROLLED_NODES_MAX} nodes in all iterations and nested graphs, got more"
             )
@@ -559,6 +563,9 @@ class _Around(NamedTuple):
 
     def body(self, graph: GraphProto) -> Body:
         return self.importer.body(graph, self.node, self.depth)
+
+    def room(self) -> int:
+        return self.importer.room()
 
     def nested(
         self, graphs: Sequence[GraphProto | None], state: Sequence[State] = (), places: Sequence[int] = ()

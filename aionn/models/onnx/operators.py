@@ -351,7 +351,8 @@ Rules for all operators:
   BatchNormalization is computed into the constants of a Conv before it.
 - If is replaced by a branch where its condition is a constant, Loop and Scan by the nodes of all iterations where constants decide
   their number, up to {unrolled} nodes in a file. Otherwise If becomes an IF, if the results of both branches have the same shapes,
-  and Loop a WHILE, if its values keep their shapes and its results of all iterations are not used.
+  and Loop a WHILE, if its values keep their shapes and its results of all iterations are not used; so does a Loop of more
+  iterations than that.
 - Sequences within a graph become their values, if positions are constants. The functions of a file are inlined.
 - Results of HAL operations differ from ONNX's in two cases: QuantizeLinear with one scale rounds halves away from 0; CumSum needs
   finite values.

@@ -234,10 +234,11 @@ class Message:
 class MessageWriter:
     """Builds a message: fields are appended in the order of the calls."""
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_parts", "_size_bytes")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
+        self._size_bytes = 0
 
     @staticmethod
     def _varint(value: int) -> bytes:
@@ -249,31 +250,39 @@ class MessageWriter:
         encoded.append(value)
         return bytes(encoded)
 
+    def _append(self, part: bytes) -> None:
+        self._parts.append(part)
+        self._size_bytes += len(part)
+
     def _tag(self, number: int, wire_type: int) -> None:
-        self._parts.append(self._varint(number << 3 | wire_type))
+        self._append(self._varint(number << 3 | wire_type))
 
     def integer(self, number: int, value: int) -> None:
         """An int32, int64 or enumerator."""
         self._tag(number, VARINT)
-        self._parts.append(self._varint(value))
+        self._append(self._varint(value))
 
     def float32(self, number: int, value: float) -> None:
         """A number of 32 bits."""
         self._tag(number, FIXED32)
-        self._parts.append(struct.pack("<f", value))
+        self._append(struct.pack("<f", value))
 
     def view(self, number: int, value: Any) -> None:
         """Bytes."""
         self._tag(number, BYTES)
-        self._parts += [self._varint(len(value)), bytes(value)]
+        self._append(self._varint(len(value)))
+        self._append(bytes(value))
 
     def text(self, number: int, value: str) -> None:
         """A text in UTF-8."""
         self.view(number, value.encode())
 
     def message(self, number: int, value: MessageWriter) -> None:
-        """A message within the message."""
-        self.view(number, value.encoded())
+        """A message within the message, as it is now. Its bytes are not copied before ``encoded``."""
+        self._tag(number, BYTES)
+        self._append(self._varint(value._size_bytes))
+        self._parts += value._parts
+        self._size_bytes += value._size_bytes
 
     def integers(self, number: int, values: Sequence[int]) -> None:
         """A packed list of varints; writes no field if the list is empty."""

@@ -230,9 +230,8 @@ class Burst:
         priority: Priority,
         measure: bool,
         copy: bool,
-        asked_ns: int = 0,
     ) -> Coroutine[Any, Any, Result]:
-        """Executes what is in a buffer, which the execution uses from now on; ``asked_ns`` is 0 where it did not wait for that."""
+        """Executes what is in a buffer, which the execution uses from now on, beside its present user."""
         buffer.users += 1
         job = ExecutionJob(
             buffer.owner,
@@ -244,8 +243,6 @@ class Burst:
             measure=measure,
             copy=copy,
         )
-        if asked_ns:
-            job.asked_ns = asked_ns
         return run_job(job)
 
     async def execute(
@@ -260,7 +257,8 @@ class Burst:
 
         The deadline covers the wait for the slot as well.
         """
-        check_deadline(deadline, where="burst")
+        if deadline is not None:
+            check_deadline(deadline, where="burst")
         values = check_inputs(self._inputs, inputs, self._needed)
         rank = self._priority if priority is None else priority_of(priority)
         pool = self._pool
@@ -273,9 +271,22 @@ class Burst:
             buffer.area.write(buffer.inputs, values)
             if self._background.starting_count:
                 await anyio.lowlevel.checkpoint()
-            return await self._run(buffer, deadline, rank, measure, True, asked_ns)
-        finally:
+            # As ``_run``, but the execution takes the buffer over: it leaves it when the device is done.
+            job = ExecutionJob(
+                buffer.owner,
+                buffer.steps,
+                buffer.leave,
+                rank,
+                area=buffer.area,
+                deadline_ns=deadline,
+                measure=measure,
+            )
+        except BaseException:
             pool.leave(buffer)
+            raise
+        if asked_ns:
+            job.asked_ns = asked_ns
+        return await run_job(job)
 
     def lend(self) -> LentSlot:
         """Lends a slot whose inputs the caller fills in place, such as by a camera's driver. Its other slots serve as before.

@@ -49,8 +49,8 @@ from aionn.runtime.metrics.figures import ExecutionFigures
 from aionn.runtime.placement.fallback import driver_error, may_fall_back
 from aionn.runtime.recovery.prepared import RecoveringPreparedModel
 from aionn.scheduler.bandwidth import Arrivals
-from aionn.scheduler.dispatcher import Dispatcher, Outcome
-from aionn.scheduler.job import NEVER_NS, Job, JobState
+from aionn.scheduler.dispatcher import Dispatcher, Outcome, TaskJob
+from aionn.scheduler.job import NEVER_NS, JobState
 from fences import FenceError, FenceStatus, SyncFence, merge
 
 __all__ = ["ExecutionJob", "JobOwner", "run_job", "run_step"]
@@ -136,7 +136,7 @@ class ExecutionJob(msgspec.Struct, eq=False):
     lent_priority: Priority = Priority.LOW
     urgent_ns: int = NEVER_NS
     dispatcher: Dispatcher | None = None
-    work: Job | None = None
+    work: TaskJob | None = None
     left_count: int = 0
     has_left: bool = False
     deferred: list[Callable[[], None]] | None = None
@@ -179,7 +179,8 @@ class ExecutionJob(msgspec.Struct, eq=False):
         """``run_job`` is over: frees the memory, now or when the device is done with it."""
         self.has_left = True
         if not self.left_count:
-            self._end()
+            self.state = ExecutionState.FINISHED
+            self.finish(self)
 
     def unused(self) -> None:
         """A device is done with a launch that was left to it."""
@@ -190,11 +191,7 @@ class ExecutionJob(msgspec.Struct, eq=False):
                 for call in calls:
                     call()
             if self.has_left:
-                self._end()
-
-    def _end(self) -> None:
-        self.state = ExecutionState.FINISHED
-        self.finish(self)
+                self.leave()
 
     def note_end(self, status: ErrorStatus, result: Result | None, *, is_cancelled: bool = False) -> None:
         """Counts its end, and reports it to listeners and to the log."""
@@ -231,14 +228,15 @@ async def run_job(job: ExecutionJob) -> Result:
             if job.wait_for:
                 _check_time(job)
                 await _wait_for_fences(job)
-            if len(job.steps) > 1:
+            steps = job.steps
+            if len(steps) > 1:
                 _check_time(job)
             area = job.area
-            with section("LR_PIO", "inputs"):
-                if area is None:
+            if area is None:
+                with section("LR_PIO", "inputs"):
                     area = await _filled(job)
-            if len(job.steps) == 1:
-                timing = await run_step(job, job.steps[0], area)
+            if len(steps) == 1:
+                timing = await run_step(job, steps[0], area)
             else:
                 timing = await _run_steps(job, area)
             with section("LR_PR", "outputs"):
@@ -371,7 +369,7 @@ async def run_step(job: ExecutionJob, step: Step, area: RequestArea) -> Timing:
     raise output_too_small(result)
 
 
-def _enter(job: ExecutionJob, step: Step) -> Job:
+def _enter(job: ExecutionJob, step: Step) -> TaskJob:
     """Asks for a slot. Where it runs now, the caller has the slot and must launch on it; otherwise it waits for it."""
     dispatcher = step.dispatcher
     job.state = ExecutionState.WAITING_FOR_SLOT
@@ -388,7 +386,7 @@ def _enter(job: ExecutionJob, step: Step) -> Job:
     return work
 
 
-async def _wait_for_slot(job: ExecutionJob, work: Job) -> None:
+async def _wait_for_slot(job: ExecutionJob, work: TaskJob) -> None:
     assert job.dispatcher is not None, "it was asked for the slot"
     try:
         await job.dispatcher.wait(work)
@@ -397,10 +395,10 @@ async def _wait_for_slot(job: ExecutionJob, work: Job) -> None:
         raise
 
 
-def _launch(job: ExecutionJob, step: Step, area: RequestArea, work: Job) -> Launch:
+def _launch(job: ExecutionJob, step: Step, area: RequestArea, work: TaskJob) -> Launch:
     """Launches a step on a slot; releases the slot where the launch is rejected."""
     if not job.queued_ns:
-        job.queued_ns = step.dispatcher.started_ns(work) - job.asked_ns
+        job.queued_ns = work.started_ns - job.asked_ns
     job.state = ExecutionState.RUNNING
     try:
         return step.launch(area, job)
@@ -411,7 +409,7 @@ def _launch(job: ExecutionJob, step: Step, area: RequestArea, work: Job) -> Laun
 
 
 async def _landed(
-    job: ExecutionJob, launch: Launch, dispatcher: Dispatcher | None = None, work: Job | None = None
+    job: ExecutionJob, launch: Launch, dispatcher: Dispatcher | None = None, work: TaskJob | None = None
 ) -> ExecutionResult:
     """Waits until a device is done with a launch, or until the deadline of the execution.
 
@@ -446,7 +444,7 @@ async def _landed(
 
 
 def _leave_to_device(
-    job: ExecutionJob, launch: Launch, dispatcher: Dispatcher | None, work: Job | None
+    job: ExecutionJob, launch: Launch, dispatcher: Dispatcher | None, work: TaskJob | None
 ) -> None:
     """Has slot and memory released when the device is done with a launch for which nothing waits any more."""
     job.left_count += 1
@@ -467,7 +465,9 @@ def _leave_to_device(
     launch.done.add_callback(release)
 
 
-def _release(job: ExecutionJob, dispatcher: Dispatcher | None, work: Job | None, outcome: Outcome) -> None:
+def _release(
+    job: ExecutionJob, dispatcher: Dispatcher | None, work: TaskJob | None, outcome: Outcome
+) -> None:
     if dispatcher is not None and work is not None:
         job.work = None
         job.landed_ns = dispatcher.release(work, outcome=outcome)

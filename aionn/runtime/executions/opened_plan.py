@@ -24,7 +24,7 @@ from aionn.hal import (
 from aionn.platform.loops import finish_all
 from aionn.platform.real_work import real_work
 from aionn.realtime import PageLocks
-from aionn.runtime.executions.job import ExecutionJob, JobOwner
+from aionn.runtime.executions.job import JobOwner
 from aionn.runtime.executions.slot_pool import FrameBuffer, SlotPool, nothing
 from aionn.runtime.executions.stepping import (
     Conditions,
@@ -144,7 +144,7 @@ class OpenedPlan:
                 area = await anyio.to_thread.run_sync(_touched_area, values, self._kept)
             indexes = self.plan.model.main.input_indexes
             buffer = FrameBuffer(identifier, area, len(self.plan.steps), self.owner, indexes)
-            buffer.leave = functools.partial(_leave, pool, buffer)
+            buffer.leave = functools.partial(pool.leave, buffer)
             buffer.steps = [
                 _StepInBurst(self.plan, index, buffer, opened, key)
                 for index, (opened, key) in enumerate(zip(self.opened, keys, strict=True))
@@ -190,10 +190,6 @@ class OpenedPlan:
 def _take_apart(buffer: FrameBuffer) -> None:
     # Each refers to it.
     buffer.steps, buffer.leave, buffer.retire = (), nothing, nothing
-
-
-def _leave(pool: SlotPool, buffer: FrameBuffer, job: ExecutionJob) -> None:
-    pool.leave(buffer)
 
 
 class KeptAreas:

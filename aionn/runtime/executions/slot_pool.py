@@ -240,8 +240,13 @@ class SlotPool:
                 del self._waiting[index]
                 return
 
-    def leave(self, buffer: FrameBuffer) -> None:
-        """One user less; the last one gives the buffer to the next that waits."""
+    def leave(self, buffer: FrameBuffer, job: object = None) -> None:
+        """One user less; the last one gives the buffer to the next that waits.
+
+        Args:
+            buffer: What was used.
+            job: The execution that used it; not needed, but what an execution ends with is called with it.
+        """
         buffer.users -= 1
         if buffer.users:
             if self._demand:

@@ -216,6 +216,10 @@ class Step:
         """Launches it; the caller has a slot of its device. Raises as ``PreparedModel.launch``: it was rejected."""
         step = self.prepared_step
         prepared, request = step.prepared, area.request(step.inputs, step.outputs)
+        rank = job.rank if prepared.takes_priority else None
+        if rank is not None and step.device.raises_best_effort:
+            # Reserved frames wait for it. Below their class, other programs would take its processor, and so their slot.
+            rank = Priority.HIGH
         if step.device.is_asynchronous:
             call = execute_by_callback(
                 prepared,
@@ -223,7 +227,7 @@ class Step:
                 measure=job.measure,
                 deadline_ns=job.deadline_ns,
                 loop_timeout_ns=job.loop_timeout_ns,
-                priority=job.rank,
+                priority=rank,
             )
             return BackgroundLaunch(job.background, call)
         launch = prepared.launch(
@@ -231,7 +235,7 @@ class Step:
             measure=job.measure,
             deadline_ns=job.deadline_ns,
             loop_timeout_ns=job.loop_timeout_ns,
-            priority=job.rank if prepared.takes_priority else None,
+            priority=rank,
         )
         check_launch(launch, step.device.name)
         return launch

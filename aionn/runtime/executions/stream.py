@@ -66,7 +66,9 @@ class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
         deadline_ns: Its deadline; None means no deadline.
         timing: What the device measured.
         label: The promise of a stream with a guarantee that this frame broke first: ``early``, ``delayed``, ``overran`` or
-            ``withdrawn``; None where it kept all of them, and without a guarantee.
+            ``withdrawn``; or what it was delayed by though it kept all of them: ``stalled`` (the machine did not run the event
+            loop), ``blocked`` (an execution before it took longer than was counted with). None for all others, and without a
+            guarantee.
     """
 
     item: _T
@@ -95,6 +97,8 @@ class StreamStatistics(msgspec.Struct, frozen=True):
         delayed: Frames that came later after their capture than the jitter allows.
         overran: Frames that took longer than the reserved duration, or paid for one that did.
         withdrawn: Frames after the end of the reservation.
+        stalled: Frames that came late, overran or were lost while the machine did not run the event loop.
+        blocked: Frames that were lost since an execution before them took longer than was counted with.
     """
 
     on_time: int
@@ -105,6 +109,8 @@ class StreamStatistics(msgspec.Struct, frozen=True):
     delayed: int = 0
     overran: int = 0
     withdrawn: int = 0
+    stalled: int = 0
+    blocked: int = 0
 
     def _repr_html_(self) -> str:
         from aionn.reports.notebooks import values_html

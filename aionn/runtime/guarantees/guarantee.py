@@ -33,8 +33,9 @@ from aionn.runtime.guarantees.reservations import (
     Measured,
     described,
 )
+from aionn.runtime.guarantees.stalls import stalls_of_loop
 from aionn.scheduler.admission import SHARE_PPM, StreamTerms
-from aionn.scheduler.bandwidth import Label
+from aionn.scheduler.bandwidth import NO_STALLS, Label
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -131,6 +132,8 @@ class StreamGuarantee:
         warm_up: Callable[[], Awaitable[Result]],
         check: Callable[[StreamTerms], None],
     ) -> None:
+        if reservations.stalls is NO_STALLS:
+            reservations.stalls = stalls_of_loop()
         self._reservations = reservations
         self._model = model
         self._declared_ns = declared_ns
@@ -272,6 +275,15 @@ class StreamGuarantee:
         arrival = FrameArrival(self._reservations, held)
         self.arrivals[buffer.identifier] = arrival
         return self._run_reserved(buffer, deadline_ns, arrival)
+
+    def never_came(self) -> FrameArrival | None:
+        """A frame had no buffer until its deadline; None without a reservation."""
+        if self.held is None:
+            return None
+        arrival = FrameArrival(self._reservations, self.held)
+        arrival.never_came(now_ns())
+        arrival.ended()
+        return arrival
 
     async def _run_reserved(
         self, buffer: FrameBuffer, deadline_ns: int | None, arrival: FrameArrival

@@ -9,7 +9,9 @@ piece, also where the device can preempt: the device's own queue knows no reserv
 Invariants:
 1. A reservation that has ended covers no frame, and its time is free when the device is done with its last one.
 2. Servers know after each change of the ledger whether their other frames may run as best effort.
-3. Models that were timed on the device count with their longest execution, except those of streams with a guarantee, whose frames
+3. As long as time is reserved, best effort runs in the class of the device's threads that reserved frames have, unless the device
+   has other clients: they wait for it.
+4. Models that were timed on the device count with their longest execution, except those of streams with a guarantee, whose frames
    count already; a longer best-effort execution is rejected by the dispatcher.
 """
 
@@ -22,7 +24,7 @@ from typing import NamedTuple
 from aionn.errors import NotAdmitted
 from aionn.hal import duration_text
 from aionn.scheduler.admission import SHARE_PPM, SlotCost, StreamTerms
-from aionn.scheduler.bandwidth import BandwidthServer, Frame, Label
+from aionn.scheduler.bandwidth import NO_STALLS, BandwidthServer, Frame, Label, Stalls
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.ledger import RESERVATIONS_MAX, Ledger, ReservableSlot, Reservation
@@ -51,18 +53,21 @@ class Held:
         model: The key of the model that its frames execute.
         server: Decides about its frames.
         in_progress: Number of frames that the device, or the dispatcher, has.
+        lost_count: Number of those of them that were lost.
+        lost: The label of the last one of these; None without one.
         end: Why it ended: ``released``, ``withdrawn`` (the device has failed), ``silent`` (no frame came, and others asked for the
             time); empty while it is in force.
     """
 
-    __slots__ = ("end", "in_progress", "measured", "model", "reservation", "server")
+    __slots__ = ("end", "in_progress", "lost", "lost_count", "measured", "model", "reservation", "server")
 
     def __init__(self, reservation: Reservation, measured: Measured, model: Hashable) -> None:
         self.reservation = reservation
         self.measured = measured
         self.model = model
         self.server: BandwidthServer = reservation.server()
-        self.in_progress = 0
+        self.in_progress = self.lost_count = 0
+        self.lost: Label | None = None
         self.end = ""
 
 
@@ -92,12 +97,13 @@ class FrameArrival:
         frame: The decision; None before the arrival.
     """
 
-    __slots__ = ("_owner", "frame", "held")
+    __slots__ = ("_has_ended", "_is_lost", "_owner", "frame", "held")
 
     def __init__(self, owner: DeviceReservations, held: Held) -> None:
         self._owner = owner
         self.held = held
         self.frame: Frame | None = None
+        self._is_lost = self._has_ended = False
         held.in_progress += 1
 
     def label(self, now_ns: int) -> Label | None:
@@ -105,10 +111,29 @@ class FrameArrival:
         frame = self.frame
         if frame is None:
             return None
-        exhausted_ns = frame.exhausted_ns()
-        if exhausted_ns is not None and now_ns > exhausted_ns:
-            frame.note(Label.OVERRAN)
+        frame.exhaust(now_ns)
         return frame.label
+
+    def lost(self, now_ns: int, late_ns: int) -> None:
+        """The frame has no result at its deadline: where it broke no promise, it gets the label of the cause that was measured.
+
+        Args:
+            now_ns: The time.
+            late_ns: By how much it was late.
+        """
+        if self.frame is not None:
+            self.frame.exhaust(now_ns)
+            self.frame.lost(now_ns, late_ns)
+            if not (self._has_ended or self._is_lost):
+                self._is_lost = True
+                self.held.lost_count += 1
+                self.held.lost = self.frame.label
+
+    def never_came(self, now_ns: int) -> None:
+        """No buffer was free for the frame until its deadline. If the device still has one that was lost, that is the cause;
+        otherwise the consumer has them."""
+        held = self.held
+        self.frame = held.server.miss(held.lost if held.lost_count else Label.DELAYED, now_ns)
 
     def arrive(self, now_ns: int, deadline_ns: int | None) -> Frame:
         """See ``BandwidthServer.arrive``."""
@@ -120,6 +145,11 @@ class FrameArrival:
     def ended(self) -> None:
         """Neither the dispatcher nor the device has the frame any more."""
         self.held.in_progress -= 1
+        self._has_ended = True
+        if self._is_lost:
+            self.held.lost_count -= 1
+            if not self.held.lost_count:
+                self.held.lost = None
         if self.held.end and not self.held.in_progress:
             self._owner.free(self.held)
 
@@ -137,6 +167,7 @@ class DeviceReservations:
         is_up: Whether the device works, as far as its reservations know.
         refusals: Number of refusals by reason: ``no_time``, ``device_down``, ``too_many`` (of one ledger).
         labels: Number of frames with each label, of all reservations so far.
+        stalls: The machine's stalls of the event loop; what the runtime opens has those of its loop.
     """
 
     def __init__(self, name: str, slot_count: int, dispatcher: Dispatcher, estimates: Estimates) -> None:
@@ -150,6 +181,7 @@ class DeviceReservations:
         self.is_up = True
         self.refusals = dict.fromkeys(("no_time", "device_down", "too_many"), 0)
         self.labels = dict.fromkeys(Label, 0)
+        self.stalls: Stalls = NO_STALLS
 
     # --- Models ---
 
@@ -234,6 +266,7 @@ class DeviceReservations:
     def _begin(self, reservation: Reservation, measured: Measured, model: Hashable) -> Held:
         held = self._held[reservation.number] = Held(reservation, measured, model)
         held.server.counts = _Counts(self.labels)
+        held.server.stalls = self.stalls
         self._changed()
         return held
 
@@ -241,10 +274,13 @@ class DeviceReservations:
         """Ends reservations without frames, and has the ledger know the best-effort models of the device."""
         if keep is not None:
             self.seen(keep, now_ns)
-        for reservation in self._ledger.end_silent(now_ns):
+        silent = self._ledger.end_silent(now_ns)
+        for reservation in silent:
             held = self._held.pop(reservation.number)
             held.end = "silent"
             held.server.is_withdrawn = True
+        if silent:
+            self._changed()
         pieces: dict[str, int] = {}
         guaranteed = {held.model for held in self._held.values()} | {model}
         for key in list(self._models):  # A finaliser may remove one at any time.

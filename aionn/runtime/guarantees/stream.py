@@ -59,7 +59,17 @@ class ReservedPump(StreamPump):
         await super()._execute_item(item, buffer)
         arrival = self.guarantee.arrivals.pop(buffer.identifier, None)
         if arrival is not None and not self.is_over:
+            if item.deadline_ns is not None and item.error is None:
+                late_ns = item.finished_ns - item.deadline_ns
+                if item.result is None or late_ns > 0:
+                    arrival.lost(item.finished_ns, late_ns)
             self._arrivals[item] = arrival
+
+    async def _drop(self, item: Item) -> None:
+        arrival = self.guarantee.never_came()
+        if arrival is not None and not self.is_over:
+            self._arrivals[item] = arrival
+        await super()._drop(item)
 
     def hold(self, item: Item) -> None:
         """See ``StreamPump.hold``."""
@@ -167,6 +177,8 @@ class GuaranteedStream(Stream[_T]):
             delayed=counts[Label.DELAYED],
             overran=counts[Label.OVERRAN],
             withdrawn=counts[Label.WITHDRAWN],
+            stalled=counts[Label.STALLED],
+            blocked=counts[Label.BLOCKED],
         )
 
     def explain(self) -> str:

@@ -46,6 +46,7 @@ __all__ = [
     "has_unknown_sizes",
     "is_unknown",
     "make_steps",
+    "may_be_chosen",
     "needs_reference",
     "referenced_subgraphs",
     "step_model",
@@ -66,6 +67,7 @@ class Candidate(msgspec.Struct, frozen=True):
         supported: One answer per operation of the main subgraph.
         is_reference: Whether it is the CPU reference device, which wins ties.
         feature_level: The highest level that it answers for.
+        is_asked: Whether it was asked; one that could not be chosen anyway supports nothing.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Candidate(msgspec.Struct, frozen=True):
     supported: tuple[bool, ...]
     is_reference: bool = False
     feature_level: int = FeatureLevel.LEVEL_8
+    is_asked: bool = True
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -144,6 +147,32 @@ def needs_reference(model: Model, operation: Operation) -> bool:
     return operation.type in CONTROL_FLOW and has_unknown_sizes(model, model.main, operation)
 
 
+def may_be_chosen(
+    model: Model, capabilities: Capabilities, asked: Sequence[Candidate], preference: ExecutionPreference
+) -> bool:
+    """Whether a device has to be asked which operations of the main subgraph it supports: False where another one supports all of
+    them and has a lower score for each. A process that would get no work is not started.
+
+    Args:
+        model: Whose main subgraph it is. With an IF or WHILE in it every device is asked.
+        capabilities: The device's performance.
+        asked: The devices that have answered.
+        preference: What devices are chosen for.
+    """
+    operations = model.main.operations
+    if any(operation.type in CONTROL_FLOW for operation in operations):
+        return True
+    scores = [_score(model, model.main, operation, capabilities, preference) for operation in operations]
+    return not any(
+        all(other.supported)
+        and all(
+            _score(model, model.main, operation, other.capabilities, preference) < score
+            for operation, score in zip(operations, scores, strict=True)
+        )
+        for other in asked
+    )
+
+
 def choose_devices(
     model: Model,
     candidates: Sequence[Candidate],
@@ -194,9 +223,12 @@ def choose_devices(
 def _reason(
     best: int, able: Sequence[int], scores: Sequence[float | None], candidates: Sequence[Candidate]
 ) -> str:
-    if len(able) == 1:
-        return "the only device that supports it" if len(candidates) > 1 else "the only device asked for"
     told = ", ".join(f"{candidates[i].name} {scores[i]:g}" for i in able)
+    unasked = [candidate.name for candidate in candidates if not candidate.is_asked]
+    if unasked:
+        told += f"; slower and not asked: {', '.join(unasked)}"
+    elif len(able) == 1:
+        return "the only device that supports it" if len(candidates) > 1 else "the only device asked for"
     if any(scores[i] == scores[best] for i in able if i != best):
         tie = "the reference device wins ties" if candidates[best].is_reference else "first of equals"
         return f"{tie} ({told})"

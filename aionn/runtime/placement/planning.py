@@ -57,7 +57,7 @@ from aionn.runtime.placement.division import (
 )
 from aionn.runtime.placement.fallback import Fallback, driver_error
 from aionn.runtime.placement.levels import expressed_at, expressible_part, operation_levels
-from aionn.runtime.placement.partition import Candidate, Step, step_model
+from aionn.runtime.placement.partition import Candidate, Step, may_be_chosen, step_model
 from aionn.runtime.placement.plan import Placement, Plan
 from aionn.runtime.recovery.prepared import Recoverer
 from aionn.validation import validate_model
@@ -468,17 +468,7 @@ async def _ask_about(
             needed[number], questions = await _on_thread(
                 functools.partial(_questions, part, levels), "slicing a model"
             )
-        answers = await _ask(part, devices, questions)
-        asked[number] = [
-            Candidate(
-                device.name,
-                device.capabilities,
-                supported,
-                is_reference=device.driver == "reference",
-                feature_level=device.feature_level,
-            )
-            for device, supported in zip(devices, answers, strict=True)
-        ]
+        asked[number] = await _ask(part, devices, questions, preference)
         found = open_references(model, number, asked[number], preference)
         pending += [other for other in found if other not in asked and other not in pending]
     return asked, needed
@@ -495,13 +485,19 @@ def _questions(model: Model, levels: Sequence[int]) -> tuple[int, list[Slice | N
 
 
 async def _ask(
-    model: Model, devices: Sequence[RuntimeDevice], questions: Sequence[Slice | None]
-) -> list[tuple[bool, ...]]:
-    answers: list[tuple[bool, ...]] = []
+    model: Model,
+    devices: Sequence[RuntimeDevice],
+    questions: Sequence[Slice | None],
+    preference: ExecutionPreference,
+) -> list[Candidate]:
+    answers: list[Candidate] = []
     failures: list[Error] = []
     for device, question in zip(devices, questions, strict=True):
+        # The reference device is asked always: its process is there then when a step on another device fails.
+        is_reference = device.driver == "reference"
+        is_asked = is_reference or may_be_chosen(model, device.capabilities, answers, preference)
         supported = [False] * len(model.main.operations)
-        if question is not None:
+        if question is not None and is_asked:
             try:
                 with section("LI_PC", f"ask {device.name}"):
                     answer = await device.hal.supported_operations(question.model)
@@ -514,7 +510,16 @@ async def _ask(
             except Exception as e:
                 _logger.warning("%s is left out: asked what it supports, it failed: %s", device.name, e)
                 failures.append(driver_error(e, device.name))
-        answers.append(tuple(supported))
+        answers.append(
+            Candidate(
+                device.name,
+                device.capabilities,
+                tuple(supported),
+                is_reference=is_reference,
+                feature_level=device.feature_level,
+                is_asked=is_asked,
+            )
+        )
     if failures and len(failures) == len(devices):
         raise failures[0]
     return answers

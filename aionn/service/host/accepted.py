@@ -26,7 +26,7 @@ import anyio.abc
 
 from aionn.errors import DeviceUnavailable
 from aionn.hal import DeviceStatus, Priority
-from aionn.service.host.draining import DRAIN_S_MAX, DrainState, DrainTable
+from aionn.service.host.draining import DRAIN_S_MAX, UNREAD_NS_MAX, DrainState, DrainTable
 from aionn.service.host.metrics import HostFigures
 from aionn.service.wire.protocol import (
     Allocate,
@@ -198,6 +198,10 @@ class AcceptedCalls:
             preparation.over.set()
         self._session.bursts.drain(why)
 
+    async def end_reading(self) -> None:
+        """See ``Bursts.end_reading``."""
+        await self._session.bursts.end_reading()
+
     def under_way(self) -> list[int | None]:
         """The deadlines of the executions that have not ended; None for one without."""
         deadlines = [*self._deadlines.values(), *self._session.bursts.under_way()]
@@ -271,6 +275,11 @@ class Drain:
             calls.drain(ENDING)
         while self._look() is DrainState.DRAINING:
             await anyio.sleep(LOOK_S)
+        if self.state is DrainState.DRAINED:
+            # A thread of a burst may have read a request that nothing shows yet: its answer comes before the connection ends.
+            with anyio.move_on_after(UNREAD_NS_MAX / 1e9):
+                for calls in list(self._clients.values()):
+                    await calls.end_reading()
         self._ended.set()
 
     async def ended(self) -> None:

@@ -6,11 +6,14 @@ content of the queues.
 Invariants:
 1. Ending a burst waits neither for an answer of the client nor in a worker thread.
 2. A burst's share of the client's quota is released when its thread is done.
+3. While the process drains, a client that does not answer the question for the memories of its own request is waited for no
+   longer than one that does not read its answers.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -25,6 +28,7 @@ from aionn.errors import DeadObject, Error, InvalidArgument, ResourceExhausted
 from aionn.hal import ExecutionResult, Memory, PreparedModel, Priority, Request
 from aionn.platform.loops import finish, wait_from_thread
 from aionn.realtime import SchedulingClass, current
+from aionn.service.host.draining import UNREAD_NS_MAX
 from aionn.service.host.metrics import HostFigures
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
@@ -54,10 +58,11 @@ class _Burst:
         server: Has the thread that listens.
         stopped: Signalled when that thread is done.
         queue_bytes: What its queues take.
-        asking: The question for memories that the thread waits for; None means no question.
+        asking: The last question for memories; None before the first.
+        asked_ns: When it was asked, while the thread waits for its answer; None otherwise.
     """
 
-    __slots__ = ("asking", "prepared", "queue_bytes", "server", "stopped")
+    __slots__ = ("asked_ns", "asking", "prepared", "queue_bytes", "server", "stopped")
 
     def __init__(self, prepared: int, server: BurstServer, stopped: SyncFence, queue_bytes: int) -> None:
         self.prepared = prepared
@@ -65,6 +70,7 @@ class _Burst:
         self.stopped = stopped
         self.queue_bytes = queue_bytes
         self.asking: anyio.CancelScope | None = None
+        self.asked_ns: int | None = None
 
 
 class Bursts:
@@ -90,16 +96,35 @@ class Bursts:
         self.figures: HostFigures | None = None
         self._handles = itertools.count(1)
         self._bursts: dict[int, _Burst] = {}
+        self._why_draining: str | None = None
 
     def drain(self, why: str) -> None:
-        """Rejects the requests that are read from now on, with this reason. Idempotent."""
+        """Rejects the requests that are read from now on, with this reason, also in bursts that are still made. Idempotent."""
+        self._why_draining = why
         for burst in self._bursts.values():
             burst.server.drain(why)
 
     def under_way(self) -> list[int | None]:
         """The deadlines of the requests that are being served; None for one without."""
-        found = [burst.server.under_way() for burst in self._bursts.values()]
-        return [deadline for is_serving, deadline in found if is_serving]
+        found: list[int | None] = []
+        for burst in self._bursts.values():
+            is_serving, deadline_ns = burst.server.under_way()
+            if not is_serving:
+                continue
+            if burst.asked_ns is not None:
+                limit_ns = burst.asked_ns + UNREAD_NS_MAX
+                deadline_ns = limit_ns if deadline_ns is None else min(deadline_ns, limit_ns)
+            found.append(deadline_ns)
+        return found
+
+    async def end_reading(self) -> None:
+        """Has the threads end that execute nothing, and waits for them. Each answers a request that it has just read; it would come
+        too late after the end of the connection. The bursts are there until they are ended."""
+        idle = [burst for burst in self._bursts.values() if not burst.server.under_way()[0]]
+        for burst in idle:
+            burst.server.begin_stop()
+        for burst in idle:
+            await burst.stopped
 
     def has_unread(self) -> bool:
         """Whether the client has not read a result yet."""
@@ -199,6 +224,8 @@ class Bursts:
             server.stop()
             raise ResourceExhausted(f"burst: no thread is left for it: {e}", transient=True) from e
         self._bursts[handle] = _Burst(body.prepared, server, stopped, queue_bytes)
+        if self._why_draining is not None:
+            server.drain(self._why_draining)
         return handle
 
     def _executor(self, prepared: PreparedModel) -> tuple[Callable[[Request], object] | None, BurstExecute]:
@@ -243,8 +270,12 @@ class Bursts:
         """
         burst = self._bursts.get(handle)
         if burst is not None:
-            with anyio.CancelScope() as burst.asking:
-                return (await channel.call(GetMemories(handle, slots), GetMemoriesReply)).memories
+            burst.asked_ns = time.monotonic_ns()
+            try:
+                with anyio.CancelScope() as burst.asking:
+                    return (await channel.call(GetMemories(handle, slots), GetMemoriesReply)).memories
+            finally:
+                burst.asked_ns = None
         raise DeadObject("burst: it was ended while its client was asked for memories")
 
     async def _tell_of_end(self, channel: Channel, handle: int, why: str) -> None:

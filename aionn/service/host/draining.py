@@ -21,7 +21,7 @@ import enum
 from collections.abc import Collection
 from typing import Final
 
-__all__ = ["DRAIN_S_MAX", "EXIT_STATUS", "DrainEvent", "DrainState", "DrainTable"]
+__all__ = ["DRAIN_S_MAX", "EXIT_STATUS", "UNREAD_NS_MAX", "DrainEvent", "DrainState", "DrainTable"]
 
 DRAIN_S_MAX: Final = 8.0
 """Limit of the wait for executions without a deadline: Docker kills a container 10 s after SIGTERM, systemd after 90 s."""
@@ -31,7 +31,8 @@ GRACE_NS: Final = 50_000_000
 answer: several periods of a busy event loop."""
 
 UNREAD_NS_MAX: Final = 1_000_000_000
-"""Limit of the wait for a client that does not read its answers: it is stopped, or its event loop is blocked."""
+"""Limit of the wait for a client that does not read its answers, or does not answer a question about its own request: it is
+stopped, or its event loop is blocked."""
 
 
 class DrainState(enum.Enum):

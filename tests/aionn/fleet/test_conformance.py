@@ -18,11 +18,11 @@ from tests.aionn.fleet.conftest import Served
 
 pytestmark = pytest.mark.forked("any")
 
-SAMPLE = 300
+SAMPLE = 150
 """Tests of the conformance data in the ordinary run, evenly chosen."""
 
-EVERY = 4
-"""The ordinary run takes each fourth case of the contract."""
+EVERY = 8
+"""The ordinary run takes each eighth case of the contract."""
 
 SLOW = (
     "lifetimes/closing_frees_memory",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import aionn
 from aionn.cli.main import main
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import CACHE_FILES_MAX, CacheFileCounts, uniform_capabilities
-from aionn.observability.log_tags import TAGS, choose_tags, parse_tags
+from aionn.observability.log_tags import TAGS, choose_tags, chosen_tags, parse_tags
 from aionn.runtime.settings import VARIABLES, Settings, settings_from
 
 Values = npt.NDArray[np.float32]
@@ -183,6 +184,26 @@ async def test_chosen_tags_speak_and_others_do_not(
     said = {record.name for record in caplog.records}
     assert said == {"aionn.compilation", "aionn.manager"}
     assert "npu" in caplog.text
+
+
+def test_choice_replaces_the_one_before(own_log_tags: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def levels() -> list[int]:
+        return [logging.getLogger(f"aionn.{tag}").level for tag in ("compilation", "manager", "memory")]
+
+    monkeypatch.delenv("AIONN_LOG", raising=False)
+    logging.getLogger("aionn.compilation").setLevel(logging.ERROR)
+    choose_tags("compilation manager")
+    choose_tags("manager memory")
+    assert levels() == [logging.ERROR, logging.DEBUG, logging.DEBUG]
+    choose_tags()
+    assert levels() == [logging.ERROR, logging.DEBUG, logging.DEBUG]
+    assert set(chosen_tags()) == {
+        "manager",
+        "memory",
+    }  # What driver processes that start from now on are given.
+    choose_tags("")
+    assert levels() == [logging.ERROR, logging.NOTSET, logging.NOTSET]
+    assert chosen_tags() == ()
 
 
 @pytest.mark.parametrize("isolation", ["process", "in_process"])

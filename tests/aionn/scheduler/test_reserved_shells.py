@@ -101,6 +101,19 @@ def test_frame_that_starts_immediately_is_counted_as_one_that_waits():
     assert shell.dispatcher.statistics().started == shell.dispatcher.statistics().entered == 4
 
 
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_early_frame_that_reserved_ones_cannot_wait_for_is_rejected_also_where_its_slot_is_idle(is_idle):
+    shell, reserved = Shell(), make_server()
+    shell.dispatcher.limit_best_effort(5)
+    reserved.may_run_lower = False
+    frame = shell.enter(reserved=reserved)
+    if is_idle:
+        shell.dispatcher.release(frame)
+    with pytest.raises(MissedDeadline, match="reserved no time"):
+        shell.enter(reserved=reserved)
+    assert reserved.counts[Label.EARLY] == 1
+
+
 def test_priority_inheritance_does_not_move_a_frame():
     shell = Shell()
     shell.enter()

@@ -219,7 +219,8 @@ def prelu(g: Graph, op: Operation) -> None:
     data, alpha, output = g.input(op, 0), g.input(op, 1), g.output(op)
     order = g.common_order(data, alpha)
     values, slopes = g.reals([data, alpha], order)
-    if data.shape != output.shape:
+    # OpenVINO makes a PRelu a part of the reduction that computes its slopes.
+    if data.shape != output.shape or (alpha.constant is None and not g.dialect.has_computed_slopes):
         product = g.emit("Mul", [values, slopes])
         is_positive = g.emit("GreaterOrEqual", [values, g.constant(0, "float32")])
         g.set_real(output, g.emit("Where", [is_positive, values, product]), order)

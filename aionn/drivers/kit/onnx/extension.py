@@ -97,10 +97,8 @@ def write_extension(g: Graph, op: Operation, number: int) -> None:
         and any(k is not None and _dtype(k).startswith("float") for k in record.inputs)
     ):
         raise Unsupported("Mod: engines have floats in the manner of C alone")
-    if not g.dialect.has_wide_numbers:
-        _check_narrow(g, op, op_type, record)
-    if not g.dialect.has_all_windows and op_type in _CONVOLUTIONS:
-        _check_windows(op_type, record)
+    _check_dialect(g, op, op_type, record)
+    dtypes = [None if kind is None else _dtype(kind) for kind in record.outputs]
     names = [_input(g, index, kind) for index, kind in zip(given, record.inputs, strict=True)]
     application = upgraded(
         Application(op_type, record.attributes, names), record.version, len(op.outputs), g.constant
@@ -111,9 +109,45 @@ def write_extension(g: Graph, op: Operation, number: int) -> None:
         for name, value in application.attributes.items()
     }
     outputs = g.emit_all(application.op_type, application.inputs, len(op.outputs), **attributes)
-    for index, name, kind in zip(op.outputs, outputs, record.outputs, strict=True):
-        if kind is not None:
-            _set_output(g, index, Native(name, _dtype(kind), kind.shape), op_type)
+    for index, name, dtype, kind in zip(op.outputs, outputs, dtypes, record.outputs, strict=True):
+        if kind is not None and dtype is not None:
+            _set_output(g, index, Native(name, dtype, kind.shape), op_type)
+
+
+def _constant(g: Graph, index: int) -> Array | None:
+    return (
+        None if g.model.main.operands[index].lifetime == OperandLifeTime.NO_VALUE else g.value(index).constant
+    )
+
+
+def _check_dialect(g: Graph, op: Operation, op_type: str, record: Record) -> None:
+    """Checks that an engine computes an operator of the extension rightly, by its ``Dialect``.
+
+    Raises:
+        Unsupported: It does not.
+    """
+    dialect = g.dialect
+    if not dialect.has_wide_numbers:
+        _check_narrow(g, op, op_type, record)
+    if not dialect.has_all_windows and op_type in _CONVOLUTIONS:
+        _check_windows(op_type, record)
+    if not dialect.has_computed_slopes and op_type == "PRelu" and _constant(g, op.inputs[1]) is None:
+        raise Unsupported("PRelu: slopes that are computed")
+    if not dialect.has_joined_vectors and op_type == "Concat":
+        _check_joined(g, op, record)
+    gap = dialect.gap_of(op_type, record, lambda place: _constant(g, op.inputs[place]))
+    if gap is not None:
+        raise Unsupported(f"{op_type}: {gap}")
+
+
+def _check_joined(g: Graph, op: Operation, record: Record) -> None:
+    """Checks that an engine without ``Dialect.has_joined_vectors`` computes a Concat. Raises as ``_check_dialect``."""
+    result, main = record.outputs[0], g.model.main
+    if result is None or (result.shape is not None and len(result.shape) != 1):
+        return
+    readers = [*(index for other in main.operations for index in set(other.inputs)), *main.output_indexes]
+    if readers.count(op.outputs[0]) > 1:
+        raise Unsupported("Concat: vectors that several operations read")
 
 
 def _check_narrow(g: Graph, op: Operation, op_type: str, record: Record) -> None:

@@ -295,11 +295,14 @@ class Graph:
             self.types[output] = dtype
 
     def _result_types(self, written: NodeProto) -> list[str]:
-        """The element types of a node's outputs."""
-        given = [self.types.get(name, "") for name in written.inputs]
+        """The element types of a node's outputs. Those of operators of the extension are known from their records."""
+        given = [self.types.get(name, "") for name in (*written.inputs, "", "", "")]
         match written.op_type:
             case "Cast":
-                return [_TYPE_NAMES[next(a.value for a in written.attributes if a.name == "to")]]
+                to = next((a.value for a in written.attributes if a.name == "to"), None)
+                if to not in _TYPE_NAMES:
+                    raise Unsupported(f"Cast to a type of number {to}")
+                return [_TYPE_NAMES[to]]
             case "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "IsNaN":
                 return ["bool"]
             case "ArgMax" | "ArgMin":

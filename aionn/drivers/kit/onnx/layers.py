@@ -183,9 +183,10 @@ def transpose_conv_2d(g: Graph, op: Operation) -> None:
     extra = [max(-n, 0) for n in after]
     if any(n >= s for n, s in zip(extra, (w.strides[1], w.strides[0]), strict=True)):
         raise Unsupported("negative padding of more than a stride")
+    weights_of = g.real if g.dialect.has_transposed_integers else g.real_constant
     result = g.emit(
         "ConvTranspose",
-        [g.real(data, NCHW), g.real(filter_, (3, 0, 1, 2)), bias_of(g, op, data, filter_)],
+        [g.real(data, NCHW), weights_of(filter_, (3, 0, 1, 2)), bias_of(g, op, data, filter_)],
         kernel_shape=[size[1], size[0]],
         strides=[w.strides[1], w.strides[0]],
         pads=[before[0], before[1], max(after[0], 0), max(after[1], 0)],
@@ -340,8 +341,13 @@ def reduction(op_type: str) -> Rule:
             name = g.name(data, order)
         else:
             name = g.real(data, order)
-        if axes:
-            places = [order.index(axis) for axis in axes]
+        places = [order.index(axis) for axis in axes]
+        if places == [2, 3] and op_type == "ReduceMean" and data.rank == 4 and not data.is_quantized:
+            # Engines have a faster kernel for it, which adds the elements of all channels in one order.
+            name = g.emit("GlobalAveragePool", [name])
+            if not is_kept:
+                name = g.reshaped(name, tuple(data.shape[axis] for axis in order[:2]))
+        elif axes:
             name = g.emit(op_type, [name, g.int64s(places)], keepdims=int(is_kept))
         if is_kept or not axes:
             left = order

@@ -5,10 +5,14 @@ Owns the versions that are written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
+from aionn.drivers.kit.arguments import Array
 from aionn.drivers.kit.engines.bound import Place
 from aionn.drivers.kit.engines.device import LoweredModel
+from aionn.models.onnx.extension import Record
 
 __all__ = ["FULL", "IR_VERSION", "OPSET", "Argument", "Dialect", "Lowered"]
 
@@ -17,6 +21,10 @@ OPSET = 21
 
 IR_VERSION = 10
 """Version of the file format that belongs to ``OPSET``."""
+
+
+def _no_gap(op_type: str, record: Record, constant: Callable[[int], Array | None]) -> None:
+    return None
 
 
 class Dialect(msgspec.Struct, frozen=True):
@@ -30,7 +38,12 @@ class Dialect(msgspec.Struct, frozen=True):
         has_all_windows: Whether convolutions may have any window, and those of 8-bit numbers any groups: otherwise the window fits
             into the image, the stride is 1 along an axis with one window, and those of 8-bit numbers have one group, or one for
             each channel with one output.
+        has_transposed_integers: Whether transposed convolutions of 8-bit numbers are right with what is behind them.
+        has_computed_slopes: Whether the slopes of PRelu may be computed.
+        has_joined_vectors: Whether the result of a Concat of vectors may have several readers.
         has_exact_reals: Whether the real numbers of quantised ones are exact products of float32.
+        gap_of: Given an operator of the extension, its record, and a function that returns the array of a constant input by its
+            place: why the engine cannot be given it, or None.
     """
 
     has_wide_numbers: bool = True
@@ -38,7 +51,11 @@ class Dialect(msgspec.Struct, frozen=True):
     has_lrn_bias: bool = True
     has_zero_points: bool = True
     has_all_windows: bool = True
+    has_transposed_integers: bool = True
+    has_computed_slopes: bool = True
+    has_joined_vectors: bool = True
     has_exact_reals: bool = True
+    gap_of: Callable[[str, Record, Callable[[int], Array | None]], str | None] = _no_gap
 
 
 FULL = Dialect()

@@ -216,10 +216,10 @@ class _Lowering:
 _ARITHMETIC = frozenset(
     (
         "Abs", "Add", "AveragePool", "BitwiseXor", "Cast", "Clip", "Concat", "Conv", "ConvTranspose", "DequantizeLinear", "Div",
-        "Elu", "Erf", "Exp", "Floor", "Gelu", "Gemm", "HardSigmoid", "InstanceNormalization", "LRN", "LayerNormalization", "Log",
-        "MatMul", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pad", "Pow", "QuantizeLinear", "Reciprocal", "ReduceL2",
-        "ReduceMean", "ReduceSum", "Relu", "Resize", "Sigmoid", "Sin", "Slice", "Softmax", "Split", "Sqrt", "Sub", "Tanh", "Tile",
-        "Transpose",
+        "Elu", "Erf", "Exp", "Floor", "Gelu", "Gemm", "GlobalAveragePool", "HardSigmoid", "InstanceNormalization", "LRN",
+        "LayerNormalization", "Log", "MatMul", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pad", "Pow", "QuantizeLinear",
+        "Reciprocal", "ReduceL2", "ReduceMean", "ReduceSum", "Relu", "Resize", "Sigmoid", "Sin", "Slice", "Softmax", "Split",
+        "Sqrt", "Sub", "Tanh", "Tile", "Transpose",
     )
 )  # fmt: skip
 """Operators that read each number for itself, whatever it is by then: none becomes an index, a count or a bound, and none that was

@@ -133,6 +133,10 @@ def concatenation(g: Graph, op: Operation) -> None:
     axis = g.scalar(op, len(parts))
     order = g.common_order(*parts)
     names = [_joinable(g, op, position, order) for position in range(len(parts))]
+    if output.rank == 1 and not g.dialect.has_joined_vectors:
+        columns = [g.reshaped(name, (*part.shape, 1)) for name, part in zip(names, parts, strict=True)]
+        g.set(output, g.reshaped(g.emit("Concat", columns, axis=0), output.shape), order)
+        return
     g.set(output, g.emit("Concat", names, axis=order.index(axis)), order)
 
 

@@ -1,5 +1,6 @@
 """If, Loop and Scan: the nodes of their graphs are converted in their place where the course is known at import, once for each
-iteration. Otherwise an If becomes an IF, and a Loop a WHILE, with nested graphs.
+iteration. Otherwise an If becomes an IF, and a Loop a WHILE, with nested graphs; so does a Loop of more iterations than there is
+room for.
 
 Owns the choice of a branch, the number of iterations, the values that one iteration hands to the next, the results that all
 iterations write together, and the agreement of branches and iterations. ``Around`` converts the nodes.
@@ -121,6 +122,10 @@ class Around(Protocol):
         """A graph within the node."""
         ...
 
+    def room(self) -> int:
+        """Number of nodes that iterations may still convert."""
+        ...
+
     def apply(self, op_type: str, inputs: Sequence[AnyTensor], **attributes: int) -> AnyTensor:
         """The result of an operator of version 13 for these inputs."""
         ...
@@ -234,14 +239,49 @@ def loop(around: Around, op: Operator, inputs: Inputs) -> list[Held]:
     carried = _given(op, inputs[2:])
     graph = _graph(op, "body", 2 + len(carried), 1 + len(carried))
     count, condition = (inputs[i] if i < len(inputs) else None for i in (0, 1))
+    ways = [_unrolled, _repeated]
+    if _is_too_long(around, graph, count, len(carried)):
+        ways.reverse()
     try:
-        return _unrolled(around, op, graph, count, condition, carried)
+        return [*ways[0](around, op, graph, count, condition, carried)]
     except Inexpressible as e:
         reason = e
     try:
-        return [*_repeated(around, op, graph, count, condition, carried)]
+        return [*ways[1](around, op, graph, count, condition, carried)]
     except Inexpressible as e:
         raise Inexpressible(f"{reason}, with {e}") from e
+
+
+def _is_too_long(around: Around, graph: GraphProto, count: Held | None, carried: int) -> bool:
+    """Whether a constant trip count is larger than the import has room for, and small enough for a WHILE to count to it. A file
+    that states a larger one means a loop that its condition ends, as does one whose condition changes between iterations.
+    """
+    if not _keeps_condition(graph):
+        return False
+    array = count.array if isinstance(count, Tensor) else None
+    if array is None or array.size != 1 or array.dtype.kind not in "iu":
+        return False
+    number, results = int(array.reshape(-1)[0]), len(graph.outputs) - 1 - carried
+    nodes = (
+        number * (_node_count(graph) + 1 + results) + results
+    )  # With those that join the results of all iterations.
+    return number <= INT32[1] and nodes > around.room()
+
+
+def _node_count(graph: GraphProto) -> int:
+    """The nodes of a graph and of the graphs in it. Each was read, so that they nest no deeper than a file may."""
+    values = (attribute.value for node in graph.nodes for attribute in node.attributes)
+    inner = (value for value in values if isinstance(value, GraphProto))
+    return len(graph.nodes) + sum(map(_node_count, inner))
+
+
+def _keeps_condition(graph: GraphProto) -> bool:
+    """Whether the body of a Loop hands on the condition that it got, or a constant."""
+    name = graph.outputs[0].name
+    made_by = {output: node for node in graph.nodes for output in node.outputs}
+    while name in made_by and made_by[name].op_type == "Identity":
+        name = made_by.pop(name).inputs[0]
+    return name not in made_by or made_by[name].op_type == "Constant"
 
 
 def _unrolled(
@@ -250,8 +290,8 @@ def _unrolled(
     graph: GraphProto,
     count: Held | None,
     condition: Held | None,
-    carried: list[Held],
-) -> list[Held]:
+    carried: Sequence[Held],
+) -> Sequence[Held]:
     limit = None if count is None else int(constant_of(op, count, "a trip count"))
     goes_on = condition is None or bool(constant_of(op, condition, "a condition"))
     body = around.body(graph)
@@ -275,7 +315,7 @@ def _repeated(
     count: Held | None,
     condition: Held | None,
     carried: Sequence[Held],
-) -> list[Tensor]:
+) -> Sequence[Held]:
     """The results of a WHILE. Its state: the values that iterations hand on, the number of the iteration, whether there is another
     one, and the number of iterations if there is a limit.
     """

@@ -55,15 +55,15 @@ def _refuse(op: Operator, position: int, expected: str) -> NoReturn:
     op.refuse(f"input {position}", expected, "another value")
 
 
-def _position(op: Operator, inputs: Inputs, index: int, count: int, default: int) -> int:
-    """A position from 0 to ``count`` - 1, which may count from the end."""
+def _position(op: Operator, inputs: Inputs, index: int, count: int, last: int, default: int) -> int:
+    """A position from 0 to ``last``; a negative one counts from the end of ``count`` elements."""
     value = inputs[index] if index < len(inputs) else None
     if value is None:
         return default
     position = int(constant_of(op, value, "a position in a sequence"))
-    if not -count <= position < max(1, count):
-        op.refuse("position", f"one from {-count} to {count - 1}", position)
-    return position % count if count else 0
+    if not -count <= position <= last:
+        op.refuse("position", f"one from {-count} to {last}", position)
+    return position + count if position < 0 else position
 
 
 def _empty(around: Around, op: Operator, inputs: Inputs) -> Held:
@@ -77,14 +77,16 @@ def _construct(around: Around, op: Operator, inputs: Inputs) -> Held:
 
 def _insert(around: Around, op: Operator, inputs: Inputs) -> Held:
     items = _listed(op, inputs)
-    # The end is a position as well.
-    at = _position(op, inputs, 2, len(items) + 1, len(items))
+    # The end is a position as well, but not one that counts from the end.
+    at = _position(op, inputs, 2, len(items), len(items), len(items))
     return _listing(around, (*items[:at], _tensor(op, inputs, 1), *items[at:]))
 
 
 def _erase(around: Around, op: Operator, inputs: Inputs) -> Held:
     items = _listed(op, inputs)
-    at = _position(op, inputs, 1, len(items), len(items) - 1)
+    if not items:
+        _refuse(op, 0, "a sequence with elements")
+    at = _position(op, inputs, 1, len(items), len(items) - 1, len(items) - 1)
     return _listing(around, (*items[:at], *items[at + 1 :]))
 
 
@@ -92,7 +94,7 @@ def _at(around: Around, op: Operator, inputs: Inputs) -> Held:
     items = _listed(op, inputs)
     if not items:
         _refuse(op, 0, "a sequence with elements")
-    return items[_position(op, inputs, 1, len(items), 0)]
+    return items[_position(op, inputs, 1, len(items), len(items) - 1, 0)]
 
 
 def _length(around: Around, op: Operator, inputs: Inputs) -> Held:

@@ -136,8 +136,8 @@ def test_sample_has_every_operation(tests: Sequence[CtsTest]) -> None:
 @pytest.mark.parametrize(
     ("kind", "step", "data_step"),
     [
-        (ReferenceDevice, 1, 40),
-        *(pytest.param(ReferenceDevice, 1, data_step, marks=pytest.mark.long) for data_step in (20, 10)),
+        (ReferenceDevice, 2, 40),
+        *(pytest.param(ReferenceDevice, 1, data_step, marks=pytest.mark.long) for data_step in (40, 20, 10)),
         # The rules of models and requests are the same code as the reference device's.
         (LoopReferenceDevice, 8, 40),
         pytest.param(LoopReferenceDevice, 1, 40, marks=pytest.mark.long),

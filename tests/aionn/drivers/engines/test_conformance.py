@@ -1,4 +1,6 @@
-"""The public conformance data on the engines' drivers: a few specifications of every family here, all of them in the long form."""
+"""The public conformance data on the engines' drivers: a few specifications of every family, and all of them in the long form,
+there also split between each driver and the reference device (a share of that is in ``test_split``).
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,23 @@ from typing import Any
 
 import pytest
 
+from aionn.conformance import cts
 from aionn.conformance.suite import Report, Settings
 from aionn.conformance.workers import run_suite
+from tests.support.split_run import run_split
 
 SUPPORTED_SHARE_MIN = 0.6
 
 FAMILIES = (
-    "depthwise_conv2d_per_channel",
-    "l2_pool_v1_2",
-    "reduce_max",
-    "resize_bilinear_v1_3_half",
+    "depthwise_conv2d_per_channel_different",
+    "l2_pool_v1_2_large_nhwc",
+    "reduce_max_quant8",
+    "resize_bilinear_v1_3_half_pixel_centers_2x6x7x3",
     "transpose_conv2d_large",
 )
-OF_ONE_ENGINE = {"litert-cpu": ("while_sum_of_powers_quant8",)}
+"""Four to eight tests each: an engine compiles every one of them."""
+
+OF_ONE_ENGINE = {"litert-cpu": ("while_sum_of_powers_quant8_n_4",)}
 
 
 async def run(device: str, shared: Path, contains: str, seconds: float = 30.0) -> Report:
@@ -47,3 +53,10 @@ async def test_all_that_is_supported_passes(engine: Any, shared: Path) -> None:
     assert [str(failure) for failure in report.failures] == []
     whole = report.passed + report.skipped + report.expected_failures
     assert report.passed >= SUPPORTED_SHARE_MIN * whole
+
+
+@pytest.mark.long
+async def test_all_data_pass_split_with_the_reference_device(engine: Any, shared: Path) -> None:
+    tally = await run_split(cts.iterate_tests(shared / "cts"), 0, devices=[engine.make()], progress=print)
+    print(tally)
+    assert tally.cut > 0 and tally.interpreted > 0

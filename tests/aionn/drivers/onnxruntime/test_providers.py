@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,24 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_two_packages_with_one_module_make_the_device_unavailable(
-    installed: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed(onnxruntime="1.32.0", onnxruntime_gpu="1.31.0")
-    monkeypatch.setattr(providers, "_contains_module", lambda name: True)
-    with pytest.raises(DeviceUnavailable, match="onnxruntime and onnxruntime-gpu are installed over each"):
-        registry.built_in_info("ort-cpu", "ort-cpu")
+    """As ``pip install onnxruntime onnxruntime-gpu`` leaves it: one folder of the module, and two lists of its files."""
+    for name, version in (("onnxruntime", "1.32.0"), ("onnxruntime_gpu", "1.31.0")):
+        listed = tmp_path / f"{name}-{version}.dist-info"
+        listed.mkdir()
+        title = name.replace("_", "-")
+        (listed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {title}\nVersion: {version}\n")
+        (listed / "RECORD").write_text(f"onnxruntime/__init__.py,,\n{listed.name}/METADATA,,\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    providers.installed_version.cache_clear()
+    try:
+        with pytest.raises(
+            DeviceUnavailable, match="onnxruntime and onnxruntime-gpu are installed over each"
+        ):
+            registry.built_in_info("ort-cpu", "ort-cpu")
+    finally:
+        providers.installed_version.cache_clear()
 
 
 def test_package_that_adds_a_provider_is_no_second_one(
@@ -65,7 +78,7 @@ def test_device_of_another_provider_says_what_it_cannot(installed: Any) -> None:
 
 def test_versions_name_library_provider_and_opset(installed: Any) -> None:
     installed(onnxruntime="1.99.1")
-    assert info_for("ort-cpu").version == "1 ONNX Runtime 1.99.1 CPUExecutionProvider opset 21"
+    assert info_for("ort-cpu").version == "2 ONNX Runtime 1.99.1 CPUExecutionProvider opset 21"
 
 
 def test_variable_names_devices_with_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import mmap
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,6 +82,26 @@ def test_processor_is_described() -> None:
     description = engine.describe("CPU")
     assert "FP32" in description.capabilities
     assert {"NUM_STREAMS", "INFERENCE_PRECISION_HINT", "ENABLE_CPU_PINNING"} <= description.writable
+
+
+@pytest.mark.parametrize("isolation", ["in_process", "process"])
+def test_use_is_not_reported_to_the_makers_of_openvino(tmp_path: Path, isolation: str) -> None:
+    code = (
+        "import anyio, aionn, sys, threading\n"
+        "from aionn.testing.models import identity\n"
+        "async def main():\n"
+        f"    async with aionn.open(drivers=['openvino-cpu'], isolation={isolation!r}) as runtime:\n"
+        "        await runtime.compile(identity())\n"
+        "if __name__ == '__main__':\n"
+        "    anyio.run(main)\n"
+        "    assert not [name for name in sys.modules if name.startswith('openvino_telemetry')]\n"
+    )
+    (tmp_path / "program.py").write_text(code)
+    # OpenVINO does not report from a machine for continuous integration.
+    environment = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH")}
+    command = [sys.executable, str(tmp_path / "program.py")]
+    subprocess.run(command, env=environment | {"HOME": str(tmp_path)}, check=True, timeout=60)
+    assert not (tmp_path / "intel").exists()
 
 
 # Support

@@ -7,6 +7,7 @@ step. A layer of `digits_int8` has one such number in 33,280.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ SMALL = ["shapes_float", "shapes_int8", "shapes_uint8", "digits_float"]
 LARGE = [
     *(f"kws_dscnn_{form}" for form in ("float", "int8")),
     "mobilenet_v1_0.25_128_float",
-    "mobilenet_v2_1.0_224_float",
+    pytest.param("mobilenet_v2_1.0_224_float", marks=pytest.mark.long),
     "lstm_asr_float",
 ]
 INTEGERS = [
@@ -49,6 +50,17 @@ INTEGERS = [
     "mobilenet_v1_0.25_128_int8",
     "mobilenet_v2_1.0_224_int8",
 ]
+LONG_TO_COMPILE = (
+    *("conformer", "deeplab_v3", "distilbert_open", "distilbert_program", "efficientnet_b0", "mobilenet_v3"),
+    *("mobilenet_v3_int8", "mobilevit", "shufflenet_v2", "vit_int8", "vit_program", "wav2vec2"),
+)
+"""Exported networks that OpenVINO compiles for half a second and more, twice each: only in the long run. The others have one of
+every kind: convolutions, attention, integers, recurrence, control flow and open extents."""
+
+EXPORTED = [
+    pytest.param(name, marks=pytest.mark.long) if name in LONG_TO_COMPILE else name for name in sorted(CASES)
+]
+
 EXPORTED_STEPS_MAX = 2.01
 """The same for networks that PyTorch exported, in steps of the scale of their results: `resnet18_int8` needs two."""
 
@@ -73,6 +85,13 @@ def drawn_for(port: Any, generator: np.random.Generator) -> Array:
     return generator.integers(bounds.min, bounds.max + 1, tuple(port.shape)).astype(dtype)
 
 
+@functools.cache
+def peer_core() -> Any:
+    """One for the process: each core gives the thread that loads its plugin a signal stack, and unmaps it when it ends. Of two
+    whose ends are not nested, one leaves an address behind where the next signal ends the process."""
+    return ov.Core()
+
+
 def assert_close(got: Array, wanted: Array) -> None:
     assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
     if wanted.dtype.kind == "f":
@@ -83,7 +102,7 @@ def assert_close(got: Array, wanted: Array) -> None:
 
 
 async def compare(path: Path) -> None:
-    compiled = ov.Core().compile_model(str(path), "CPU", PROPERTIES)
+    compiled = peer_core().compile_model(str(path), "CPU", PROPERTIES)
     generator = np.random.default_rng(SEED)
     async with (
         OpenvinoDevice() as device,
@@ -129,7 +148,7 @@ async def test_network_that_amplifies_a_step_gives_openvino_s_results_with_its_h
 @pytest.mark.parametrize("form", ["int8", "uint8"])
 async def test_spoken_digits_give_openvino_s_results(shared: Path, form: str) -> None:
     path = shared / "models" / f"digits_{form}.tflite"
-    compiled = ov.Core().compile_model(str(path), "CPU", PROPERTIES)
+    compiled = peer_core().compile_model(str(path), "CPU", PROPERTIES)
     clips = np.load(shared / "models" / "digits_test.npz")["x"][:CLIPS].astype(np.float32)
     (operand,) = load_tflite(path).model.main.inputs
     bounds = np.iinfo(operand_dtype(operand.type).name)
@@ -145,8 +164,8 @@ async def test_spoken_digits_give_openvino_s_results(shared: Path, form: str) ->
             assert_close(result.outputs[0], next(iter(compiled([value]).values())))
 
 
-async def compare_layers(path: Path, folder: Path, count: int) -> int:
-    """Each operation of a network by itself, on the numbers that come to it; the number of operations."""
+async def compare_layers(path: Path, folder: Path, count: int, step: int = 1) -> int:
+    """Each ``step``-th operation of a network by itself, on the numbers that come to it; the number of those operations."""
     model = load_tflite(path).model
     generator = np.random.default_rng(SEED)
     (first,) = model.main.input_indexes
@@ -156,27 +175,32 @@ async def compare_layers(path: Path, folder: Path, count: int) -> int:
         {first: generator.integers(bounds.min, bounds.max + 1, operand.dimensions).astype(bounds.dtype)}
         for _ in range(count)
     ]
+    compared = range(0, len(model.main.operations), step)
     async with OpenvinoDevice() as device, aionn.open(devices=[device], drivers=[]) as runtime:
         for index, operation in enumerate(model.main.operations):
             part = single_operation_model(model, index)
+            for values in known:
+                given = [values[i] for i in read_from_outside(model.main, (index,))]
+                wanted = Interpreter(part).run(given, RunControl())
+                values.update(zip(operation.outputs, wanted, strict=True))
+            if index not in compared:
+                continue
             (folder / "layer.tflite").write_bytes(lower_to_tflite(part).file)
-            compiled = ov.Core().compile_model(str(folder / "layer.tflite"), "CPU", PROPERTIES)
+            compiled = peer_core().compile_model(str(folder / "layer.tflite"), "CPU", PROPERTIES)
             async with await runtime.compile(part) as net:
                 for values in known:
                     given = [values[i] for i in read_from_outside(model.main, (index,))]
                     result = await net.execute(given)
                     for got, want in zip(result.outputs, compiled(given).values(), strict=True):
                         assert_close(got, want)
-                    wanted = Interpreter(part).run(given, RunControl())
-                    values.update(zip(operation.outputs, wanted, strict=True))
-    return len(model.main.operations)
+    return len(compared)
 
 
 @pytest.mark.slow
-async def test_each_layer_of_a_network_of_integers_gives_openvino_s_results(
+async def test_layers_of_a_network_of_integers_gives_openvino_s_results(
     example_data: Path, tmp_path: Path
 ) -> None:
-    assert await compare_layers(example_data / "digits_int8.tflite", tmp_path, 1) > 20
+    assert await compare_layers(example_data / "digits_int8.tflite", tmp_path, 1, step=3) > 6
 
 
 @pytest.mark.long
@@ -189,7 +213,7 @@ async def test_each_layer_of_every_network_of_integers_gives_openvino_s_results(
 
 def peer_results(name: str, values: Sequence[Array]) -> list[Array]:
     """OpenVINO's results for a file."""
-    core = ov.Core()
+    core = peer_core()
     model = core.read_model(FOLDER / f"{name}.onnx")
     model.reshape(
         {port.get_any_name(): value.shape for port, value in zip(model.inputs, values, strict=True)}
@@ -198,7 +222,7 @@ def peer_results(name: str, values: Sequence[Array]) -> list[Array]:
     return [np.array(value) for value in compiled(list(values)).values()]
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", EXPORTED)
 async def test_exported_file_gives_openvino_s_results(name: str) -> None:
     values = drawn(name)
     names = [one.name for one in read_model((FOLDER / f"{name}.onnx").read_bytes()).graph.inputs]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -70,8 +71,9 @@ def test_loop_of_a_constant_count_is_unrolled(count: int) -> None:
     np.testing.assert_array_equal(every, expected)
 
 
-def test_loop_ends_when_its_constants_say_so() -> None:
-    body = graph(
+def three_rounds() -> Any:
+    """The body of a Loop that doubles a value, and counts to three in constants."""
+    return graph(
         [
             node("Add", ["v", "v"], ["next"]),
             node("Add", ["c", "one"], ["counted"]),
@@ -82,10 +84,20 @@ def test_loop_ends_when_its_constants_say_so() -> None:
         one=np.array(1),
         limit=np.array(3),
     )
-    nodes = [node("Loop", ["", "yes", "x", "zero"], ["y", "count"], body=body)]
+
+
+def test_loop_ends_when_its_constants_say_so() -> None:
+    nodes = [node("Loop", ["", "yes", "x", "zero"], ["y", "count"], body=three_rounds())]
     constants = {"yes": np.array(True), "zero": np.array(0)}
     (y,) = evaluate(nodes, {"x": X}, ["y"], constants)
     np.testing.assert_array_equal(y, 8 * X)
+
+
+def test_loop_whose_condition_changes_is_unrolled_whatever_its_count() -> None:
+    nodes = [node("Loop", ["m", "yes", "x", "zero"], ["y", ""], body=three_rounds())]
+    constants = {"m": np.array(2**31 - 1), "yes": np.array(True), "zero": np.array(0)}
+    model = load_onnx(file(nodes, [info("x", X)], ["y"], constants))
+    assert operations(model) == ["ADD"] * 3
 
 
 def test_loop_in_a_loop_reads_values_from_outside_of_both() -> None:
@@ -413,6 +425,29 @@ def test_operators_of_both_branches_that_cannot_be_expressed_are_listed_at_once(
     refused([choice(*sides)], "got 2 that it cannot", "1 x my.ops.Strange1", "1 x my.ops.Strange2")
 
 
+def test_loop_of_more_iterations_than_there_is_room_for_is_not_unrolled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aionn.models.onnx.load.UNROLLED_NODES_MAX", 60)
+    (loop,), constants = counted(8)
+    data = file([loop], [info("x", X)], ["last", "all"], constants)
+    assert "WHILE" not in operations(load_onnx(data))
+    for count in (9, 40):
+        (loop,), constants = counted(count)
+        data = file([msgspec.structs.replace(loop, outputs=("last",))], [info("x", X)], ["last"], constants)
+        model = load_onnx(data)
+        assert operations(model) == ["WHILE"]
+        (last,) = run(model, {"x": X})
+        expected = X
+        for i in range(count):
+            expected = 2 * expected + np.float32(i)
+        np.testing.assert_array_equal(last, expected)
+    # Results of all iterations need each of them.
+    (loop,), constants = counted(40)
+    with pytest.raises(InvalidModel, match="at most 60 nodes"):
+        load_onnx(file([loop], [info("x", X)], ["last", "all"], constants))
+
+
 def test_loop_that_does_not_end_is_rejected() -> None:
     same = doubling([node("Identity", ["on"], ["goes"])], "goes")
     refused([node("Loop", ["", "", "x"], ["y"], body=same)], f"at most {UNROLLED_NODES_MAX} nodes")
@@ -464,71 +499,6 @@ def test_body_of_other_inputs_and_outputs_is_rejected(inputs: list[Any], outputs
 def test_unrolled_loop_has_no_operation_of_control_flow() -> None:
     nodes, constants = counted(2)
     assert operations(load_onnx(file(nodes, [info("x", X)], ["last"], constants))) == ["MUL", "ADD"] * 2
-
-
-def test_sequences_within_a_graph_become_their_values() -> None:
-    nodes = [
-        node("SequenceEmpty", [], ["s0"]),
-        node("SequenceInsert", ["s0", "x"], ["s1"]),
-        node("Neg", ["x"], ["n"]),
-        node("SequenceInsert", ["s1", "n", "zero"], ["s2"]),
-        node("SequenceLength", ["s2"], ["count"]),
-        node("Range", ["zero", "count", "one"], ["numbers"]),
-        node("ConcatFromSequence", ["s2"], ["joined"], axis=1),
-        node("ConcatFromSequence", ["s2"], ["stacked"], axis=-1, new_axis=1),
-        node("SequenceErase", ["s2", "zero"], ["s3"]),
-        node("SequenceAt", ["s3", "last"], ["kept"]),
-        node("Gather", ["x", "numbers"], ["rows"]),
-    ]
-    constants = {"zero": np.array(0), "one": np.array(1), "last": np.array(-1)}
-    found = evaluate(nodes, {"x": X}, ["joined", "stacked", "kept", "rows"], constants)
-    for got, expected in zip(found, [np.hstack([-X, X]), np.stack([-X, X], -1), X, X], strict=True):
-        np.testing.assert_array_equal(got, expected)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "keeps"), [(None, 0), (None, 1), (np.array(2), 1), (np.array([1, 2]), 1), (np.array([3]), 1)]
-)
-def test_split_to_a_sequence_has_the_sizes_that_it_states(sizes: Any, keeps: int) -> None:
-    names = ["x"] if sizes is None else ["x", "sizes"]
-    nodes = [
-        node("SplitToSequence", names, ["s"], axis=1, keepdims=keeps),
-        node("SequenceAt", ["s", "last"], ["part"]),
-        node("Relu", ["part"], ["y"]),
-    ]
-    constants = {"last": np.array(-1)} | ({} if sizes is None else {"sizes": sizes})
-    (y,) = evaluate(nodes, {"x": X}, ["y"], constants)
-    expected = {None: X[:, 2:], 2: X[:, 2:]}.get(
-        None if sizes is None else int(np.max(sizes)) if sizes.ndim == 0 else -1
-    )
-    if sizes is not None and sizes.ndim:
-        expected = X[:, -int(sizes[-1]) :]
-    np.testing.assert_array_equal(y, expected if keeps else X[:, 2])
-
-
-@pytest.mark.parametrize(
-    ("nodes", "word"),
-    [
-        (
-            [node("SequenceEmpty", [], ["s"]), node("SequenceAt", ["s", "m"], ["y"])],
-            "a sequence with elements",
-        ),
-        ([node("SequenceConstruct", ["x"], ["s"]), node("SequenceAt", ["s", "m"], ["y"])], "position"),
-        (
-            [node("SequenceConstruct", ["x"], ["s"]), node("SequenceAt", ["s", "n"], ["y"])],
-            "position in a sequence that is not",
-        ),
-        ([node("SequenceConstruct", ["x"], ["y"])], "1 x output: a sequence"),
-        ([node("SequenceConstruct", ["x"], ["s"]), node("Neg", ["s"], ["y"])], "1 x Neg: a sequence"),
-        ([node("SequenceAt", ["x", "m"], ["y"])], "expected a sequence"),
-        (
-            [node("SequenceEmpty", [], ["s"]), node("ConcatFromSequence", ["s"], ["y"], axis=0)],
-            "without elements",
-        ),
-    ],
-)
-def test_sequence_that_is_misused_is_rejected_with_the_reason(nodes: list[NodeProto], word: str) -> None:
-    refused(nodes, word, m=np.array(3))
 
 
 def test_constants_are_scattered_at_import() -> None:

@@ -131,6 +131,14 @@ def test_addresses_as_external_data_are_refused(folder):
         load_in(folder, external("*/_ORT_MEM_ADDR_/*", offset=140000000000, length=24))
 
 
+@pytest.mark.parametrize("key", ["__class__", "basepath", "_folder", "checksum"])
+def test_unknown_keys_of_external_data_mean_nothing(folder, key):
+    entries = {"offset": 8, "length": 24, key: str(folder.parent / "secret.bin")}
+    model = load_in(folder, external("weights/c.bin", **entries))
+    (y,) = run(model, {"x": np.zeros((2, 3), np.float32)})
+    np.testing.assert_array_equal(y, np.arange(6, dtype=np.float32).reshape(2, 3))
+
+
 def test_the_key_of_external_data_stands_once():
     w = MessageWriter()
     w.integer(14, 1)

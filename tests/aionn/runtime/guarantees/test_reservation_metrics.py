@@ -7,6 +7,7 @@ import pytest
 
 import aionn
 from aionn.errors import NotAdmitted
+from aionn.hal import Priority
 from aionn.runtime.guarantees import reservations as reservations_module
 from aionn.runtime.guarantees.reservations import DeviceReservations, FrameArrival, Measured
 from aionn.runtime.metrics.exposed import FAMILIES, samples
@@ -143,3 +144,56 @@ def test_labels_of_the_device_never_fall_and_are_those_of_all_streams_whatever_e
     counts = {id(each.server.counts): each.server.counts for each in held + ended}
     assert seen == {label: sum(count[label] for count in counts.values()) for label in Label}
     assert seen[Label.EARLY] and seen[Label.WITHDRAWN]
+
+
+def test_frame_without_a_buffer_has_the_cause_of_lost_ones_that_are_in_progress_alone():
+    def arrived():
+        arrival = FrameArrival(reservations, held)
+        arrival.arrive(0, None)
+        return arrival
+
+    reservations = made()
+    held = reservations.admit(terms(), Measured(1, 16), "m", now_ns=0)
+    lost, healthy = arrived(), arrived()
+    lost.frame.start(0)
+    lost.lost(5, 1)
+    assert lost.frame.label is Label.OVERRAN
+    during = FrameArrival(reservations, held)
+    during.never_came(6)
+    during.ended()
+    assert during.frame.label is Label.OVERRAN
+    lost.ended()
+    after = FrameArrival(reservations, held)
+    after.never_came(7)
+    assert after.frame.label is Label.DELAYED and healthy.frame is not None
+    ended = arrived()
+    ended.ended()
+    ended.lost(8, 1)
+    ended = FrameArrival(reservations, held)
+    ended.never_came(9)
+    assert ended.frame.label is Label.DELAYED, "it was not in progress when it was lost"
+
+
+def test_frame_behind_one_that_was_lost_without_a_cause_has_no_label():
+    reservations = made()
+    held = reservations.admit(terms(), Measured(100, 16), "m", now_ns=0)
+    lost = FrameArrival(reservations, held)
+    lost.arrive(0, None)
+    lost.lost(60, 1)
+    assert lost.frame.label is None
+    follower = FrameArrival(reservations, held)
+    follower.never_came(70)
+    assert follower.frame.label is None
+
+
+def test_refusal_that_ends_silent_reservations_ends_their_limits():
+    estimates = Estimates()
+    dispatcher = Dispatcher(1, now=lambda: 0, can_preempt=True, estimates=estimates)
+    reservations = DeviceReservations("npu", 1, dispatcher, estimates)
+    reservations.admit(terms(10 * MS), Measured(6 * MS, 16), "m", now_ns=0)
+    assert reservations.count == 1
+    with pytest.raises(NotAdmitted):
+        reservations.admit(terms(MS), Measured(2 * MS, 16), "n", now_ns=60_000 * MS)
+    assert reservations.count == 0
+    job = dispatcher.enter(priority=Priority.LOW, deadline_ns=None, model="long", declared_ns=500 * MS)
+    assert job.has_run

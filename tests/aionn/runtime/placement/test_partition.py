@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+import msgspec
 import numpy as np
 import pytest
 
 import aionn
+from aionn.drivers.kit.engines.device import measured_capabilities
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import (
@@ -26,7 +28,13 @@ from aionn.hal import (
     uniform_capabilities,
 )
 from aionn.models.tflite import load_tflite
-from aionn.runtime.placement.partition import Candidate, choose_devices, make_steps, step_model
+from aionn.runtime.placement.partition import (
+    Candidate,
+    choose_devices,
+    make_steps,
+    may_be_chosen,
+    step_model,
+)
 from aionn.validation import validate_model
 
 FAST = ExecutionPreference.FAST_SINGLE_ANSWER
@@ -70,6 +78,60 @@ def test_ties_go_to_the_reference_device_then_to_the_earlier_one() -> None:
     assert choice.reason == "the reference device wins ties (a 1, b 1, reference 1)"
     choice = choose_devices(MODEL, [reference, candidate("b", ALL, time=2.0)], FAST)[0]
     assert choice.candidate == 0 and choice.reason == "lowest score (reference 1, b 2)"
+
+
+def test_device_is_asked_unless_another_one_is_better_for_every_operation() -> None:
+    quick, slow = candidate("quick", ALL, time=0.5, power=2.0), candidate("slow", ALL, time=0.6, power=0.1)
+    part = candidate("part", (True, True, True, False), time=0.1)
+    assert not may_be_chosen(MODEL, slow.capabilities, [part, quick], FAST)
+    assert may_be_chosen(MODEL, slow.capabilities, [quick], ExecutionPreference.LOW_POWER)
+    assert may_be_chosen(MODEL, quick.capabilities, [quick], FAST), "an equal may win"
+    assert may_be_chosen(MODEL, slow.capabilities, [part], FAST), "it may take the rest"
+    assert may_be_chosen(MODEL, slow.capabilities, [], FAST)
+
+
+def test_device_is_asked_that_is_better_for_one_type() -> None:
+    signed = OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+    other = measured_capabilities(0.6, 0.1)
+    quick = candidate("quick", (True,) * 2, time=0.5)
+    operands = tuple(
+        Operand(kind, SHAPE, lifetime=lifetime, scale=scale)
+        for kind, scale in ((OperandType.TENSOR_FLOAT32, 0.0), (signed, 1.0))
+        for lifetime in (OperandLifeTime.SUBGRAPH_INPUT, OperandLifeTime.SUBGRAPH_OUTPUT)
+    )
+    relu = OperationType.RELU
+    both = Model(
+        Subgraph(operands, (Operation(relu, (0,), (1,)), Operation(relu, (2,), (3,))), (0, 2), (1, 3))
+    )
+    floats = Model(Subgraph(operands[:2], (Operation(relu, (0,), (1,)),), (0,), (1,)))
+    assert may_be_chosen(both, other, [quick], FAST)
+    assert not may_be_chosen(floats, other, [quick], FAST)
+
+
+def test_reason_names_the_devices_that_were_not_asked() -> None:
+    quick = candidate("quick", ALL, time=0.5)
+    unasked = msgspec.structs.replace(candidate("slow", (False,) * 4), is_asked=False)
+    choice = choose_devices(MODEL, [quick, unasked], FAST)[0]
+    assert choice.candidate == 0 and choice.reason == "lowest score (quick 0.5; slower and not asked: slow)"
+
+
+async def test_process_that_would_get_no_work_is_not_started() -> None:
+    class Timed(ReferenceDevice):
+        def __init__(self, name: str, time: float) -> None:
+            super().__init__(name)
+            self.info = msgspec.structs.replace(self.info, capabilities=uniform_capabilities(time, time))
+
+    class Unasked(Timed):
+        async def supported_operations(self, model: Model) -> tuple[bool, ...]:
+            raise aionn.GeneralFailure("it is not asked")
+
+    devices = [Timed("better", 0.2), Unasked("worse", 0.3)]
+    async with aionn.open(devices=devices, drivers=["reference"], isolation="in_process") as runtime:
+        net = await runtime.compile(MODEL)
+        assert net.devices == ("better",)
+        assert "not asked: worse" in net.placement[0].reason
+        with pytest.raises(aionn.GeneralFailure, match="it is not asked"):
+            await runtime.compile(MODEL, devices=["worse"])
 
 
 def test_operation_that_nobody_supports_is_named_with_all_others() -> None:

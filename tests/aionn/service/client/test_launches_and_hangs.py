@@ -335,7 +335,9 @@ async def test_process_that_is_stopped_is_killed(background: Any, small: Any) ->
         await prepared.execute_synchronously(small.Sum().request)
     await device.status()
     await device.aclose()
-    assert not Path(f"/proc/{pid}").exists()
+    with anyio.fail_after(NOTICED_S_MAX):
+        while Path(f"/proc/{pid}").exists():  # It was killed, and the kernel may still be ending it.
+            await anyio.sleep(0.005)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import DeadObject, DeviceUnavailable
 from aionn.hal import DeviceStatus, Priority
 from aionn.runtime.background import Background
+from aionn.service.client.connection import Connection
 from aionn.service.client.device import RemoteDevice
 from aionn.service.host.accepted import Drain
 from aionn.service.host.draining import (
@@ -35,6 +36,8 @@ from aionn.service.host.draining import (
 )
 from aionn.service.host.listening import listen_at
 from aionn.service.host.process import listen
+from aionn.service.wire.protocol import GetMemories
+from fmq import MessageQueue
 from tests.support.mortal_driver import doubled_model
 
 pytestmark = pytest.mark.forked("any")
@@ -380,3 +383,83 @@ async def test_second_sigterm_ends_the_process_with_status_143_in_the_middle_of_
     finally:
         server.kill()
         server.wait()
+
+
+async def test_request_that_was_read_and_is_not_yet_under_way_is_answered(
+    drained: Draining, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the burst loses its processor between its read and the record of that."""
+    read, is_armed = MessageQueue.read_message_blocking, threading.Event()
+    has_read, may_go_on = threading.Event(), threading.Event()
+
+    def slow(queue: MessageQueue, timeout_ns: int | None) -> bytes | None:
+        payload = read(queue, timeout_ns)
+        if payload is not None and is_armed.is_set():
+            has_read.set()
+            may_go_on.wait(LIMIT_S)
+        return payload
+
+    monkeypatch.setattr(MessageQueue, "read_message_blocking", slow, raising=False)
+    client = await drained.client()
+    prepared = await client.prepare_model(small.sum_model())
+    burst = await prepared.configure_execution_burst()
+    await burst.execute_synchronously(small.Sum().request, [0])
+    is_armed.set()
+    raised: list[Exception] = []
+
+    async def execute() -> None:
+        with pytest.raises((DeviceUnavailable, DeadObject)) as error:
+            await burst.execute_synchronously(small.Sum().request, [0])
+        raised.append(error.value)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(execute)
+        with anyio.fail_after(LIMIT_S):
+            await anyio.to_thread.run_sync(has_read.wait, LIMIT_S)
+            drained.begin()
+            while drained.drain.state is DrainState.DRAINING or drained.path.exists():
+                await anyio.lowlevel.checkpoint()
+            await anyio.sleep(0.1)  # Long enough for the connection to end, if nothing held it.
+            may_go_on.set()
+            await drained.over.wait()
+    assert isinstance(raised[0], DeviceUnavailable) and "SIGTERM" in str(raised[0])
+    await burst.aclose()
+    await client.aclose()
+
+
+async def test_client_that_does_not_say_which_memories_it_means_does_not_delay_the_end(
+    drained: Draining, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answer = anyio.Event(), anyio.Event()
+
+    handle = Connection._handle
+
+    async def silent(self: Connection, body: Any, channel: Any) -> Any:
+        if isinstance(body, GetMemories):
+            asked.set()
+            await answer.wait()
+        return await handle(self, body, channel)
+
+    monkeypatch.setattr(Connection, "_handle", silent)
+    client = await drained.client()
+    prepared = await client.prepare_model(small.sum_model())
+    burst = await prepared.configure_execution_burst()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_fails, burst.execute_synchronously, small.Sum().request, [0])
+        with anyio.fail_after(LIMIT_S):
+            await asked.wait()
+            drained.begin()
+            began_s = anyio.current_time()
+            await drained.over.wait()
+            took_s = anyio.current_time() - began_s
+        answer.set()
+    assert drained.drain.state is DrainState.DRAINED and took_s < LIMIT_S / 2, (
+        "not the limit of all executions"
+    )
+    await burst.aclose()
+    await client.aclose()
+
+
+async def _fails(call: Any, *arguments: Any) -> None:
+    with pytest.raises((DeviceUnavailable, DeadObject)):
+        await call(*arguments)

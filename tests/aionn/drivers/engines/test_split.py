@@ -1,19 +1,17 @@
-"""What `litert-cpu` does not take whole is divided between it and the reference device, and the answers stay right."""
+"""What an engine's device does not take whole is divided between it and the reference device, and the answers stay right."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import aionn
 from aionn.conformance import cts
 from aionn.conformance.cts import CtsTest
-from aionn.drivers.litert.driver import LitertDevice
 from aionn.errors import Error
-
-pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installed", exc_type=ImportError)
 
 SHARE = 160
 """One test of a single operation in so many is in the ordinary run, and eight times as many of several operations."""
@@ -31,12 +29,12 @@ class Tally:
         self.tests = self.divided = 0
 
 
-async def run(tests: list[CtsTest]) -> Tally:
-    """Runs those that `litert-cpu` does not take whole on both devices together."""
+async def run(engine: Any, tests: list[CtsTest]) -> Tally:
+    """Runs those that the engine's device does not take whole on both devices together."""
     tally = Tally()
     async with (
-        LitertDevice() as device,
-        aionn.open(drivers=["litert-cpu", "reference"], isolation="in_process") as runtime,
+        engine.make() as device,
+        aionn.open(drivers=[engine.device, "reference"], isolation="in_process") as runtime,
     ):
         for test in tests:
             model = cts.build_model(test)
@@ -75,16 +73,16 @@ def draw(shared: Path, share: int) -> list[CtsTest]:
 @pytest.mark.parametrize(
     ("share", "more_than"), [(SHARE, 4), pytest.param(SHARE_LONG, 15, marks=pytest.mark.long)]
 )
-async def test_share_of_what_litert_refuses_passes_on_two_devices(
-    shared: Path, share: int, more_than: int
+async def test_share_of_what_an_engine_refuses_passes_on_two_devices(
+    engine: Any, shared: Path, share: int, more_than: int
 ) -> None:
-    tally = await run(draw(shared, share))
+    tally = await run(engine, draw(shared, share))
     assert tally.tests > more_than
     assert tally.divided > 0
 
 
 @pytest.mark.long
-async def test_all_that_litert_refuses_passes_on_two_devices(shared: Path) -> None:
-    tally = await run(list(cts.iterate_tests(shared / "cts")))
+async def test_all_that_an_engine_refuses_passes_on_two_devices(engine: Any, shared: Path) -> None:
+    tally = await run(engine, list(cts.iterate_tests(shared / "cts")))
     assert tally.tests > 800
     assert tally.divided > 10

@@ -16,7 +16,7 @@ import pytest
 
 from aionn.platform.python_process import python_command, python_environment
 from tests.support.cancellation import child_processes
-from tests.support.fork_server import EXECUTE, OWN_SOCKET_MIN, ForkedStarts, ForkServer
+from tests.support.processes.fork_server import EXECUTE, OWN_SOCKET_MIN, ForkedStarts, ForkServer
 
 TOLD = """
 import gc, json, os, pathlib, resource, signal, sys, threading
