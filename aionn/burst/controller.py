@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, NamedTuple
@@ -304,22 +305,59 @@ class BurstController(BurstByLaunch, BurstDefaults):
         else:
             self.read_on()
 
-    async def received(self, launch: _BurstLaunch) -> ExecutionResult:
-        """Waits for a launch and returns its outcome. Reads the results itself if no task does."""
+    async def received(self, launch: _BurstLaunch, *, in_task: bool = False) -> ExecutionResult:
+        """Waits for a launch and returns its outcome. Reads the results itself if no task does; cancelled, it has lost nothing.
+
+        With a polling window it looks before it waits: one task does that, and the loop is blocked during the window.
+
+        Args:
+            launch: The one that was sent, or waits.
+            in_task: A task of this end calls, and reads for launches that have no waiter.
+        """
         try:
-            if launch is self._sent and not self._has_reader:
-                self._has_reader = True
-                try:
-                    await self._receive(launch, self._polling_ns)
-                finally:
-                    self._has_reader = False
-                    if self._sent is not None:
-                        self.read_on()
-            elif not launch.is_done:
-                await launch.done
+            if not in_task and (self._has_reader or launch is not self._sent):
+                if not launch.is_done:
+                    await launch.done
+                return launch.outcome()
+            self._has_reader = True
+            try:
+                payload: bytes | None = None
+                if self._polling_ns and not in_task:
+                    if self._polled_count >= POLLED_MAX:
+                        self._polled_count = 0
+                        await anyio.lowlevel.checkpoint()
+                    payload = self._look()
+                outcome = launch.received  # Of a reader that was cancelled while it freed slots.
+                while outcome is None:
+                    try:
+                        if payload is None:
+                            self._polled_count = 0
+                            payload = await fmq.aio.read_message(self._results)
+                        # Results without timings repeat to the byte; a decoded one is immutable.
+                        outcome = (
+                            self._last_result if payload == self._last_payload else self._outcome_of(payload)
+                        )
+                    except fmq.InterruptedQueue:
+                        outcome = DeadObject(f"burst: {self._why_dead}")
+                    except fmq.Error as e:
+                        outcome = GeneralFailure(f"burst: the result cannot be read: {e}")
+                    except OSError:
+                        # The event loop has no room to watch the results, and the device is at work.
+                        await anyio.sleep(UNWATCHED_S)
+                if launch.temporary:
+                    launch.received = outcome
+                    await self._free_temporary(launch)
+                    launch.received = None  # An error that is raised refers to the launch.
+                if launch is self._sent:  # It may have ended by the driver's death.
+                    self._end_launch(launch, outcome)
+            finally:
+                self._has_reader = False
+                if self._sent is not None and not in_task:
+                    self.read_on()
             return launch.outcome()
         finally:
-            del launch  # An error refers to this frame.
+            outcome = None  # An error refers to this frame, which would refer to it.
+            del launch
 
     def read_on(self) -> None:
         """Reads what is in flight, in a task of this end, unless another task does."""
@@ -329,7 +367,8 @@ class BurstController(BurstByLaunch, BurstDefaults):
     async def _read_on(self) -> None:
         try:
             while self._sent is not None:
-                await self._receive(self._sent)
+                with contextlib.suppress(Error):
+                    await self.received(self._sent, in_task=True)
         finally:
             self._has_reader = False
 
@@ -349,36 +388,6 @@ class BurstController(BurstByLaunch, BurstDefaults):
             self._next_pause = 1
             self._polled_count += 1
         return payload
-
-    async def _receive(self, launch: _BurstLaunch, polling_ns: int = 0) -> None:
-        """Ends the launch that was sent, when its result is here. Cancelled, it has lost nothing.
-
-        With a polling window it looks before it waits: one task does that, and the loop is blocked during the window.
-        """
-        payload: bytes | None = None
-        if polling_ns:
-            if self._polled_count >= POLLED_MAX:
-                self._polled_count = 0
-                await anyio.lowlevel.checkpoint()
-            payload = self._look()
-        while launch.received is None:
-            try:
-                if payload is None:
-                    self._polled_count = 0
-                    payload = await fmq.aio.read_message(self._results)
-                launch.received = self._outcome_of(payload)
-            except fmq.InterruptedQueue:
-                launch.received = DeadObject(f"burst: {self._why_dead}")
-            except fmq.Error as e:
-                launch.received = GeneralFailure(f"burst: the result cannot be read: {e}")
-            except OSError:
-                # The event loop has no room to watch the results, and the device is at work.
-                await anyio.sleep(UNWATCHED_S)
-        if launch.temporary:
-            await self._free_temporary(launch)
-        if launch is self._sent:  # It may have ended by the driver's death.
-            self._end_launch(launch, launch.received)
-        launch.received = None  # An error that is raised refers to the launch.
 
     async def _free_temporary(self, launch: _BurstLaunch) -> None:
         while launch.temporary:
@@ -404,19 +413,17 @@ class BurstController(BurstByLaunch, BurstDefaults):
                 waiting.finish(e.with_traceback(None))
 
     def _outcome_of(self, payload: bytes) -> ExecutionResult | Error:
-        # Results without timings repeat to the byte; a decoded one is immutable.
-        if payload != self._last_payload:
-            try:
-                result = decode_result(payload)
-            except MalformedPacket as e:
-                return GeneralFailure(f"burst: the result cannot be read: {e}")
-            if result.status == ErrorStatus.NONE:
-                self._last_result = ExecutionResult(True, result.output_shapes, result.timing)
-            elif result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-                self._last_result = ExecutionResult(False, result.output_shapes)
-            else:
-                return _error_of(result)
-            self._last_payload = payload
+        try:
+            result = decode_result(payload)
+        except MalformedPacket as e:
+            return GeneralFailure(f"burst: the result cannot be read: {e}")
+        if result.status == ErrorStatus.NONE:
+            self._last_result = ExecutionResult(True, result.output_shapes, result.timing)
+        elif result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            self._last_result = ExecutionResult(False, result.output_shapes)
+        else:
+            return _error_of(result)
+        self._last_payload = payload
         return self._last_result
 
     def peer_died(self, why: str) -> None:

@@ -122,9 +122,11 @@ class LaunchBase:
             if self.is_cancelled:
                 traceback.clear_frames(outcome.__traceback__)  # The error may never be raised again.
             self._error = outcome
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
         if self._fence is not None:
             self._fence.signal()
 
@@ -263,15 +265,21 @@ class BurstByLaunch:
         loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """See ``Burst``. Cancellation asks the device to stop; it keeps its slot until it has."""
-        return await outcome_of(
-            self.launch(
-                request,
-                memory_identifiers,
-                measure=measure,
-                deadline_ns=deadline_ns,
-                loop_timeout_ns=loop_timeout_ns,
-            )
+        launch = self.launch(
+            request,
+            memory_identifiers,
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
         )
+        try:
+            # As ``outcome_of``, without its coroutine.
+            return await launch
+        except BaseException:
+            ask_to_stop(launch)
+            raise
+        finally:
+            del launch  # An error refers to this frame.
 
 
 _MEMBERS = ("done", "is_done", "is_cancelled", "outcome", "cancel", "__await__")
