@@ -97,8 +97,8 @@ def stream(
         video: A video file.
         audio: A recording.
         camera: 0 or /dev/video0, or a part of the camera's name such as C920; aionn devices --sources lists them.
-        source: 0 or /dev/video0, a camera; camera:NAME; microphone:; rtsp://... or another address; replay:FILE, a recording;
-            pattern:, a test picture.
+        source: 0 or /dev/video0, a camera; camera:NAME; microphone:; rtsp://... or another address; screen:, this display;
+            replay:FILE, a recording; pattern:, a test picture.
         seconds: Ends the stream after so long; by default it ends with its source.
         device: Which device; by default the first that supports the model.
         priority: low, medium or high.

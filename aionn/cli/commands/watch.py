@@ -49,8 +49,8 @@ def watch(
     ``aionn stream MODEL --source SOURCE --watch`` shows it with the answers of a model.
 
     Args:
-        source: 0 or /dev/video0, a camera; camera:NAME; microphone:; rtsp://... or another address; replay:FILE, a recording; a
-            video file; pattern:, a test picture.
+        source: 0 or /dev/video0, a camera; camera:NAME; microphone:; rtsp://... or another address; screen:, this display;
+            replay:FILE, a recording; a video file; pattern:, a test picture.
         seconds: Ends after so long; by default it ends with its source.
         deadline_ms: A picture is on time if it is here this long after its capture.
         keep: What a slow machine gets: the latest frame, all of them, or the oldest.
