@@ -26,7 +26,7 @@ from aionn.models.onnx.schema import (
     TensorProto,
     ValueInfo,
 )
-from aionn.models.onnx.wire import MessageWriter
+from aionn.models.onnx.wire import PART_BYTES_MIN, MessageWriter
 
 __all__ = ["DATA_TYPES", "attribute", "encode_model", "node", "tensor"]
 
@@ -47,11 +47,21 @@ DATA_TYPES = {
 """ONNX's element type by numpy's name."""
 
 
+_BY_DTYPE = {np.dtype(name).newbyteorder("<"): kind for name, kind in DATA_TYPES.items()}
+
+
 def tensor(name: str, value: npt.ArrayLike) -> TensorProto:
-    """A constant whose elements are stored in the file itself."""
+    """A constant whose elements are stored in the file itself. A large array must not change before the file is encoded, which
+    copies it.
+    """
     array = np.asarray(value)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return TensorProto(name, DATA_TYPES[array.dtype.name], array.shape, raw=little.tobytes())
+    raw: bytes | memoryview
+    if little.nbytes < PART_BYTES_MIN:
+        raw = little.tobytes()
+    else:
+        raw = np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
+    return TensorProto(name, _BY_DTYPE[little.dtype], array.shape, raw=raw)
 
 
 def attribute(name: str, value: Any) -> Attribute:

@@ -366,8 +366,7 @@ def _attribute(message: Message, depth: int) -> Attribute:
         stated = next(iter(found))  # The first versions of the format had no field for the type.
     if stated is None and not reference:
         message.refuse("a type of the attribute", f"none for {name!r}")
-    known = stated is not None and stated in AttributeType.__members__.values()
-    kind = AttributeType(stated or 0) if known else AttributeType.UNDEFINED
+    kind = _ATTRIBUTE_TYPES.get(stated or 0, AttributeType.UNDEFINED)
     others = [other.name for other in found if other != kind]
     if others:
         message.refuse(f"attribute {name!r} with a value of its type {kind.name}", ", ".join(others))
@@ -379,6 +378,7 @@ def _attribute(message: Message, depth: int) -> Attribute:
     return Attribute(name, kind, values[-1] if values else _DEFAULTS.get(kind), reference)
 
 
+_ATTRIBUTE_TYPES = {kind.value: kind for kind in AttributeType}
 _LISTS = {
     AttributeType.FLOATS,
     AttributeType.INTS,

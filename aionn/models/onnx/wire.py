@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from aionn.errors import InvalidModel
 
-__all__ = ["Budget", "Field", "Message", "MessageWriter"]
+__all__ = ["PART_BYTES_MIN", "Budget", "Field", "Message", "MessageWriter"]
 
 OBJECTS_MAX = 4_000_000
 """Messages, texts and numbers outside of packed lists that one file may hold. The largest real graphs have some 100,000."""
@@ -33,9 +33,16 @@ VARINT_BYTES_MAX = 10
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
+SHORT_BYTES = 64
+"""Largest packed list that is read byte by byte, which takes less time than vectors up to about this size."""
+
+PART_BYTES_MIN = 4 << 10
+"""Smallest value that a writer refers to until the message is encoded; smaller ones are copied into the bytes around them."""
+
 _WIRE_TYPES = {VARINT: "a varint", FIXED64: "64 bits", BYTES: "a length and bytes", FIXED32: "32 bits"}
 _U64 = struct.Struct("<Q")
 _U32 = struct.Struct("<I")
+_U64_MAX = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Budget:
@@ -134,7 +141,11 @@ class Field:
         if self._wire_type == VARINT:
             self._message.budget.charge(self._message.name)
             return np.array([self._value], np.uint64).view(np.int64)
-        raw = np.frombuffer(self.view(), np.uint8)
+        packed = self.view()
+        short = _short_integers(packed) if len(packed) <= SHORT_BYTES else None
+        if short is not None:
+            return np.array(short, np.uint64).view(np.int64)
+        raw = np.frombuffer(packed, np.uint8)
         ends = np.flatnonzero(raw < 0x80)
         if raw.size and (not ends.size or ends[-1] != raw.size - 1):
             self.refuse("varints that end within the list", "one that does not")
@@ -161,6 +172,22 @@ class Field:
         if len(raw) % element_bytes:
             self.refuse(f"a multiple of {element_bytes} bytes", len(raw))
         return raw
+
+
+def _short_integers(packed: memoryview) -> list[int] | None:
+    """The varints of a short list without their signs; None if a varint does not end, or is too long."""
+    values: list[int] = []
+    value = shift = 0
+    for byte in packed:
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            values.append(value & _U64_MAX)
+            value = shift = 0
+        else:
+            shift += 7
+            if shift == 7 * VARINT_BYTES_MAX:
+                return None
+    return None if shift else values
 
 
 class Message:
@@ -198,15 +225,19 @@ class Message:
             position += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return value & 0xFFFF_FFFF_FFFF_FFFF, position
+                return value & _U64_MAX, position
             shift += 7
         self.refuse("a varint that ends within the message", f"none at byte {position}")
 
     def __iter__(self) -> Iterator[Field]:
-        position, data = self._start, self.data
-        while position < self._end:
+        position, data, end = self._start, self.data, self._end
+        while position < end:
             begin = position
-            tag, position = self._varint(position)
+            # Nearly all tags and lengths have one byte.
+            tag = data[position]
+            position += 1
+            if tag >= 0x80:
+                tag, position = self._varint(begin)
             number, wire_type = tag >> 3, tag & 7
             if number == 0 or number >= 1 << 29:
                 self.refuse("field numbers from 1 to 2**29 - 1", f"{number} at byte {begin}")
@@ -214,7 +245,10 @@ class Message:
             if wire_type == VARINT:
                 value, position = self._varint(position)
             elif wire_type == BYTES:
-                length, start = self._varint(position)
+                length = data[position] if position < end else 0x80
+                start = position + 1
+                if length >= 0x80:
+                    length, start = self._varint(position)
                 position = start + length
             elif wire_type == FIXED32:
                 position += 4
@@ -222,8 +256,8 @@ class Message:
                 position += 8
             else:
                 self.refuse("a known wire type", f"{wire_type} at byte {begin}")
-            if position > self._end:
-                self.refuse(f"at most {self._end - start} bytes in field {number}", f"{position - start}")
+            if position > end:
+                self.refuse(f"at most {end - start} bytes in field {number}", f"{position - start}")
             if wire_type == FIXED32:
                 value = _U32.unpack_from(data, start)[0]
             elif wire_type == FIXED64:
@@ -231,63 +265,78 @@ class Message:
             yield Field(self, number, wire_type, value, start, position, begin)
 
 
+def _encoded_varint(value: int) -> bytes:
+    value &= _U64_MAX
+    if value < 0x80:
+        return _ONE_BYTE[value]
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+_ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
+"""The varints of one byte."""
+
+
 class MessageWriter:
     """Builds a message: fields are appended in the order of the calls."""
 
-    __slots__ = ("_parts", "_size_bytes")
+    __slots__ = ("_end", "_parts", "_parts_bytes")
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._size_bytes = 0
-
-    @staticmethod
-    def _varint(value: int) -> bytes:
-        value &= 0xFFFF_FFFF_FFFF_FFFF
-        encoded = bytearray()
-        while value >= 0x80:
-            encoded.append(value & 0x7F | 0x80)
-            value >>= 7
-        encoded.append(value)
-        return bytes(encoded)
-
-    def _append(self, part: bytes) -> None:
-        self._parts.append(part)
-        self._size_bytes += len(part)
-
-    def _tag(self, number: int, wire_type: int) -> None:
-        self._append(self._varint(number << 3 | wire_type))
+        # The message is the parts, and behind them the bytes that are being appended to.
+        self._parts: list[bytes | bytearray | memoryview] = []
+        self._parts_bytes = 0
+        self._end = bytearray()
 
     def integer(self, number: int, value: int) -> None:
         """An int32, int64 or enumerator."""
-        self._tag(number, VARINT)
-        self._append(self._varint(value))
+        self._end += _encoded_varint(number << 3 | VARINT)
+        self._end += _encoded_varint(value)
 
     def float32(self, number: int, value: float) -> None:
         """A number of 32 bits."""
-        self._tag(number, FIXED32)
-        self._append(struct.pack("<f", value))
+        self._end += _encoded_varint(number << 3 | FIXED32)
+        self._end += struct.pack("<f", value)
 
-    def view(self, number: int, value: Any) -> None:
-        """Bytes."""
-        self._tag(number, BYTES)
-        self._append(self._varint(len(value)))
-        self._append(bytes(value))
+    def view(self, number: int, value: bytes | bytearray | memoryview) -> None:
+        """Bytes. Large ones must not change before ``encoded``, which copies them."""
+        size_bytes = len(value)
+        self._end += _encoded_varint(number << 3 | BYTES)
+        self._end += _encoded_varint(size_bytes)
+        if size_bytes < PART_BYTES_MIN:
+            self._end += value
+        else:
+            self._close_part()
+            self._parts.append(value)
+            self._parts_bytes += size_bytes
+
+    def _close_part(self) -> None:
+        self._parts.append(self._end)
+        self._parts_bytes += len(self._end)
+        self._end = bytearray()
 
     def text(self, number: int, value: str) -> None:
         """A text in UTF-8."""
         self.view(number, value.encode())
 
     def message(self, number: int, value: MessageWriter) -> None:
-        """A message within the message, as it is now. Its bytes are not copied before ``encoded``."""
-        self._tag(number, BYTES)
-        self._append(self._varint(value._size_bytes))
-        self._parts += value._parts
-        self._size_bytes += value._size_bytes
+        """A message within the message, as it is now. Its large values are not copied before ``encoded``."""
+        self._end += _encoded_varint(number << 3 | BYTES)
+        self._end += _encoded_varint(value._parts_bytes + len(value._end))
+        if value._parts:
+            self._close_part()
+            self._parts += value._parts
+            self._parts_bytes += value._parts_bytes
+        self._end += value._end
 
     def integers(self, number: int, values: Sequence[int]) -> None:
         """A packed list of varints; writes no field if the list is empty."""
         if values:
-            self.view(number, b"".join(map(self._varint, values)))
+            self.view(number, b"".join(map(_encoded_varint, values)))
 
     def floats(self, number: int, values: Sequence[float]) -> None:
         """A packed list of numbers of 32 bits; writes no field if the list is empty."""
@@ -296,4 +345,4 @@ class MessageWriter:
 
     def encoded(self) -> bytes:
         """The message so far."""
-        return b"".join(self._parts)
+        return b"".join((*self._parts, self._end))

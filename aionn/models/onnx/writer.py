@@ -95,6 +95,7 @@ class GraphWriter:
         self._builder = GraphBuilder()
         self._arrays: dict[Value, Array] = {}
         self._steps: list[_Step] = []
+        self._numbers: dict[tuple[type, int], Value] = {}
         self._unshaped: dict[Value, Value] = {}  # The input of a RESHAPE by its result.
         self._inputs: set[Value] = set()
         self._room = _Room(CONSTANT_BYTES_MAX, OPERATIONS_MAX)
@@ -229,8 +230,15 @@ class GraphWriter:
     def _argument(self, given: Input) -> Value:
         if isinstance(given, Value):
             return given
+        # A float is left out: 0.0 and -0.0 are equal.
+        key = (type(given), given) if isinstance(given, int) else None
+        if key in self._numbers:
+            return self._numbers[key]
         value = self._builder.constant(given)
-        return self._scalar(value, np.array(given, operand_dtype(value.operand.type)))
+        self._scalar(value, np.array(given, operand_dtype(value.operand.type)))
+        if key is not None:
+            self._numbers[key] = value
+        return value
 
     # Operations
 

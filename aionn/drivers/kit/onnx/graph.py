@@ -179,7 +179,8 @@ class Graph:
         self.opset = OPSET
         self.checks: list[str] = []
         self._values: dict[int, Value] = {}
-        self._small: dict[tuple[str, Shape, bytes], str] = {}
+        self._scalars: dict[int, Any] = {}
+        self._small: dict[tuple[np.dtype[Any], Shape, bytes], str] = {}
         self._count = 0
 
     # Operands
@@ -257,10 +258,13 @@ class Graph:
 
     def scalar(self, operation: Operation, position: int) -> Any:
         """The number of a scalar input, which must be known."""
-        array = self.known.value(operation.inputs[position])
-        if array is None or array.size != 1:
-            raise Unsupported(f"input {position}, a parameter, is not constant")
-        return array.reshape(-1)[0].item()
+        index = operation.inputs[position]
+        if index not in self._scalars:
+            array = self.known.value(index)
+            if array is None or array.size != 1:
+                raise Unsupported(f"input {position}, a parameter, is not constant")
+            self._scalars[index] = array.reshape(-1)[0].item()
+        return self._scalars[index]
 
     def optional(self, operation: Operation, position: int, default: Any) -> Any:
         """The number of an optional scalar, or the default."""
@@ -339,7 +343,7 @@ class Graph:
         value = np.asarray(array, dtype=dtype)
         if value.nbytes > 64:
             return self._initializer(value)
-        key = (value.dtype.name, value.shape, value.tobytes())
+        key = (value.dtype, value.shape, value.tobytes())
         known = self._small.get(key)
         if known is None:
             known = self._small[key] = self._initializer(value)

@@ -69,8 +69,9 @@ def bias_of(g: Graph, op: Operation, data: Value, filter_: Value) -> str:
     return g.emit("DequantizeLinear", [g.name(bias), g.constant(products)], axis=0)
 
 
-def _conv(g: Graph, op: Operation, filter_order: tuple[int, ...], groups: int, size: tuple[int, int]) -> None:
-    w = window(g, op)
+def _conv(
+    g: Graph, op: Operation, w: Window, filter_order: tuple[int, ...], groups: int, size: tuple[int, int]
+) -> None:
     data, filter_, output = image(g, g.input(op, 0), w.is_nchw), g.input(op, 1), g.output(op)
     pads = pads_of(w, data.shape, size)
     extents = [(size[i] - 1) * w.dilations[i] + 1 for i in (1, 0)]
@@ -145,12 +146,13 @@ def _size(filter_: Value) -> tuple[int, int]:
 
 def conv_2d(g: Graph, op: Operation) -> None:
     """CONV_2D: filter [depth out, height, width, depth in]."""
-    _conv(g, op, NCHW, 1, _size(g.input(op, 1)))
+    _conv(g, op, window(g, op), NCHW, 1, _size(g.input(op, 1)))
 
 
 def grouped_conv_2d(g: Graph, op: Operation) -> None:
     """GROUPED_CONV_2D."""
-    _conv(g, op, NCHW, window(g, op).extra[0], _size(g.input(op, 1)))
+    w = window(g, op)
+    _conv(g, op, w, NCHW, w.extra[0], _size(g.input(op, 1)))
 
 
 def depthwise_conv_2d(g: Graph, op: Operation) -> None:
@@ -160,7 +162,7 @@ def depthwise_conv_2d(g: Graph, op: Operation) -> None:
     depth_out = filter_.shape[-1]
     if depth_out != data.shape[3] * w.extra[0]:
         raise Unsupported("a depth multiplier that does not fit")
-    _conv(g, op, (3, 0, 1, 2), data.shape[3], _size(filter_))
+    _conv(g, op, w, (3, 0, 1, 2), data.shape[3], _size(filter_))
 
 
 def transpose_conv_2d(g: Graph, op: Operation) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from aionn.errors import InvalidModel
-from aionn.models.onnx.wire import Budget, Message, MessageWriter
+from aionn.models.onnx.encoding import tensor
+from aionn.models.onnx.wire import PART_BYTES_MIN, SHORT_BYTES, Budget, Message, MessageWriter
 
 
 def fields(data: bytes) -> list:
@@ -35,6 +36,53 @@ def test_packed_and_single_numbers_come_back():
         -2.25,
         0.5,
     ]
+
+
+@pytest.mark.parametrize("size_bytes", range(SHORT_BYTES - 12, SHORT_BYTES + 12))
+def test_packed_numbers_come_back_from_lists_of_all_lengths(size_bytes):
+    numbers = [-(2**63), 2**63 - 1, -1, *range(size_bytes - 29)]
+    w = MessageWriter()
+    w.integers(1, numbers)
+    (field,) = fields(w.encoded())
+    assert len(field.view()) == size_bytes
+    assert field.integers().tolist() == numbers and field.integers().dtype == np.int64
+
+
+def test_packed_numbers_of_more_than_64_bits_are_cut_alike_in_short_and_long_lists():
+    wide = b"\xff" * 9 + b"\x7f"
+    for count in (1, SHORT_BYTES):
+        w = MessageWriter()
+        w.view(1, wide * count)
+        (field,) = fields(w.encoded())
+        assert field.integers().tolist() == [-1] * count
+
+
+def test_large_values_are_copied_only_into_the_encoded_message():
+    array = np.arange(PART_BYTES_MIN, dtype=np.uint8)
+    assert np.shares_memory(np.frombuffer(tensor("w", array).raw, np.uint8), array)
+    inner, outer = MessageWriter(), MessageWriter()
+    inner.text(1, "before")
+    inner.view(2, array.data)
+    inner.text(3, "behind")
+    outer.message(4, inner)
+    outer.message(5, inner)
+    outer.text(6, "end")
+    array[:] = 7
+    first, second, last = fields(outer.encoded())
+    for field in (first, second):
+        before, large, behind = field.message("Inner")
+        assert (before.text(), bytes(large.view()), behind.text()) == ("before", bytes(array), "behind")
+    assert last.text() == "end"
+
+
+def test_a_message_within_a_message_is_as_it_was():
+    inner, outer = MessageWriter(), MessageWriter()
+    inner.text(1, "a")
+    outer.message(4, inner)
+    inner.text(1, "b")
+    inner.view(1, bytes(PART_BYTES_MIN))
+    (field,) = fields(outer.encoded())
+    assert [text.text() for text in field.message("Inner")] == ["a"]
 
 
 def test_messages_and_texts_come_back():
