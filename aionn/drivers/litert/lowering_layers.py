@@ -305,6 +305,11 @@ def batch_matmul(g: Graph, op: Operation) -> None:
     a, b = g.input(op, 0), g.input(op, 1)
     if a.dtype == "int32":
         raise Unsupported("LiteRT multiplies no matrices of int32")
+    if a is b:
+        # Where both factors are the result of one TRANSPOSE, LiteRT 2.3 computes the product with the transposed factor.
+        shape = g.known(b)
+        b = g.like(a)
+        g.emit("RESHAPE", [a, g.int32s(shape)], b, "ReshapeOptions", newShape=list(shape))
     g.emit(
         "BATCH_MATMUL", [a, b], g.output(op), "BatchMatMulOptions",
         adjX=bool(g.scalar(op, 2)), adjY=bool(g.scalar(op, 3)),

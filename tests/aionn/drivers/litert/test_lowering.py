@@ -83,6 +83,18 @@ def test_paddings_and_layouts_of_convolutions(
     compare(model, [drawn(model.main.inputs[0].dimensions)])
 
 
+@pytest.mark.parametrize("order", [(0, 3, 1, 2), (0, 2, 1, 3)])
+def test_transposed_matrix_times_itself(order: tuple[int, ...]) -> None:
+    graph = GraphBuilder()
+    data = graph.input(FLOAT, (1, 3, 3, 3))
+    turned = graph.result(
+        OperationType.TRANSPOSE, [data, graph.constant(np.array(order, np.int32))], data, (1, 3, 3, 3)
+    )
+    no = graph.constant(False)
+    product = graph.result(OperationType.BATCH_MATMUL, [turned, turned, no, no], data, (1, 3, 3, 3))
+    compare(graph.build([product]), [drawn((1, 3, 3, 3))])
+
+
 def test_max_pooling_pads_with_what_is_never_the_largest() -> None:
     graph = GraphBuilder()
     image = graph.input(FLOAT, (1, 4, 4, 2))
