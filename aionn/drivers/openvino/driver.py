@@ -65,7 +65,7 @@ figure of their own take the larger one, and energy follows time. GPUs and NPUs 
 INFO = DeviceInfo(
     name=CPU,
     type=DeviceType.CPU,
-    version="4",
+    version="5",
     feature_level=FeatureLevel.LEVEL_7,
     capabilities=measured_capabilities(FLOAT_TIME, SIGNED_TIME),
     cache_files=CacheFileCounts(1, 1),
@@ -141,7 +141,9 @@ class OpenvinoDevice(OnnxDevice):
     # Its plugins hold numbers of 64 bits in 32, give zeros for an index out of range, subtract the zero point of weights in 8 bits,
     # which overflows, and round a zero point's product with the scale. The processor's kernels for convolutions read outside of an
     # image that is smaller than the window, and compute some groups of 8-bit numbers and some strides wrongly; those for
-    # transposed ones of 8-bit numbers lose the layer behind them. Readers of a Concat of vectors write over them.
+    # transposed ones of 8-bit numbers lose the layer behind them. Readers of a Concat of vectors write over them. The kernel for
+    # products has one product for each lane of a vector, and multiplies these in the end; those that compare, sort, reduce and
+    # clamp make integers floats.
     dialect = Dialect(
         has_wide_numbers=False,
         reports_indexes=False,
@@ -152,6 +154,8 @@ class OpenvinoDevice(OnnxDevice):
         has_computed_slopes=False,
         has_joined_vectors=False,
         has_exact_reals=False,
+        has_exact_integers=False,
+        has_products_in_turn=False,
     )
 
     def __init__(self, name: str = INFO.name, driver: str = INFO.name) -> None:

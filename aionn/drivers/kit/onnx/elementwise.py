@@ -91,12 +91,19 @@ def requantized(g: Graph, value: Value, like: Value, order: Order | None) -> str
     return g.looked_up(name, value.dtype, requantize(np.arange(256, dtype=np.uint8), source, target))
 
 
+def _is_bound(value: Value) -> bool:
+    """Whether a value is one number, which engines see through broadcasting."""
+    return value.constant is not None and bool(np.all(value.constant == value.constant.flat[0]))
+
+
 def extremum(op_type: str) -> Rule:
     """MAXIMUM, MINIMUM: quantised inputs get the output's scale first."""
 
     def rule(g: Graph, op: Operation) -> None:
         pair, output = [g.input(op, 0), g.input(op, 1)], g.output(op)
         order = g.common_order(*pair)
+        if output.dtype == "int32" and not g.dialect.has_exact_integers and any(map(_is_bound, pair)):
+            raise Unsupported("integers with a bound, which the engine may compute as floats")
         if not output.is_quantized:
             g.set(output, g.emit(op_type, g.names(pair, order)), order)
             return
@@ -127,6 +134,11 @@ def comparison(op_type: str, *, is_negated: bool = False) -> Rule:
         names = g.exact_reals(pair, order) if pair[0].is_quantized else g.names(pair, order)
         if pair[0].dtype == "bool" and op_type != "Equal":
             names = [g.cast(name, "int32") for name in names]
+        if pair[0].dtype == "int32" and not g.dialect.has_exact_integers:
+            if op_type != "Equal":
+                raise Unsupported("integers, which the engine compares as floats")
+            # A difference, which wraps around, is 0 as a float only where it is 0.
+            names = [g.emit("Sub", names), g.constant(0, "int32")]
         result = g.emit(op_type, names)
         g.set(g.output(op), g.emit("Not", [result]) if is_negated else result, order)
 

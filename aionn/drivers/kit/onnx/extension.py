@@ -69,6 +69,16 @@ _INDEXED = {
 }  # fmt: skip
 """Operators with indexes among their inputs, and which input it is."""
 
+_MOVERS = frozenset(
+    (
+        "Cast", "CenterCropPad", "Compress", "Concat", "ConstantOfShape", "DepthToSpace", "DequantizeLinear", "Expand",
+        "EyeLike", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "NonZero", "Pad", "Reshape", "ReverseSequence",
+        "Scatter", "ScatterElements", "ScatterND", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "TensorScatter",
+        "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
+    )
+)  # fmt: skip
+"""Operators that move numbers or make floats of them; the other inputs of some are axes and extents."""
+
 _CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 """Convolutions, and which input has the weights."""
 
@@ -135,9 +145,28 @@ def _check_dialect(g: Graph, op: Operation, op_type: str, record: Record) -> Non
         raise Unsupported("PRelu: slopes that are computed")
     if not dialect.has_joined_vectors and op_type == "Concat":
         _check_joined(g, op, record)
+    if not dialect.has_exact_integers:
+        _check_integers(op_type, record)
+    if not dialect.has_products_in_turn and op_type == "ReduceProd":
+        _check_product(record)
     gap = dialect.gap_of(op_type, record, lambda place: _constant(g, op.inputs[place]))
     if gap is not None:
         raise Unsupported(f"{op_type}: {gap}")
+
+
+def _check_integers(op_type: str, record: Record) -> None:
+    """Checks that an engine without ``Dialect.has_exact_integers`` only moves integers. Raises as ``_check_dialect``."""
+    computed = [kind for place, kind in enumerate(record.inputs) if place != _INDEXED.get(op_type)]
+    is_mover = op_type in _MOVERS and record.attributes.get("reduction", "none") == "none"
+    if not is_mover and any(kind is not None and _dtype(kind) == "int32" for kind in computed):
+        raise Unsupported(f"{op_type}: integers, which the engine may compute as floats")
+
+
+def _check_product(record: Record) -> None:
+    """Checks that an engine without ``Dialect.has_products_in_turn`` computes a ReduceProd. Raises as ``_check_dialect``."""
+    kind = record.inputs[0]
+    if kind is not None and _dtype(kind).startswith("float"):
+        raise Unsupported("ReduceProd: floats, whose product may overflow in parts")
 
 
 def _check_joined(g: Graph, op: Operation, record: Record) -> None:

@@ -54,6 +54,9 @@ def pads_of(w: Window, shape: Sequence[int], size: tuple[int, int]) -> Pads:
     return top, left, bottom, right
 
 
+FACTORS_MAX = 16
+"""Of a product that is written as that many multiplications."""
+
 # Convolutions
 
 
@@ -368,6 +371,26 @@ def reduction(op_type: str) -> Rule:
     return rule
 
 
+def product(g: Graph, op: Operation) -> None:
+    """REDUCE_PROD along constant axes. An engine without ``Dialect.has_products_in_turn`` multiplies pieces one after another."""
+    data = g.input(op, 0)
+    axes = sorted({axis % data.rank for axis in g.integers(op, 1)})
+    count = math.prod(data.shape[axis] for axis in axes)
+    if g.dialect.has_products_in_turn or count == 1:
+        reduction("ReduceProd")(g, op)
+        return
+    if count > FACTORS_MAX:
+        raise Unsupported("many factors, whose product may overflow in parts")
+    kept = tuple(axis for axis in range(data.rank) if axis not in axes)
+    others = math.prod(data.shape[axis] for axis in kept)
+    name = g.reshaped(g.real(data, (*axes, *kept)), (count, others))
+    result, *factors = g.emit_all("Split", [name], count, axis=0, num_outputs=count)
+    for factor in factors:
+        result = g.emit("Mul", [result, factor])
+    output = g.output(op)
+    g.set_real(output, g.reshaped(result, output.shape))
+
+
 def arg_extremum(op_type: str) -> Rule:
     """ARGMAX, ARGMIN: of equal elements the first counts."""
 
@@ -398,7 +421,7 @@ RULES: Mapping[OperationType, Rule] = {
     OperationType.INSTANCE_NORMALIZATION: instance_normalization,
     OperationType.MEAN: reduction("ReduceMean"),
     OperationType.REDUCE_SUM: reduction("ReduceSum"),
-    OperationType.REDUCE_PROD: reduction("ReduceProd"),
+    OperationType.REDUCE_PROD: product,
     OperationType.REDUCE_MAX: reduction("ReduceMax"),
     OperationType.REDUCE_MIN: reduction("ReduceMin"),
     OperationType.REDUCE_ALL: reduction("ReduceMin"),

@@ -42,6 +42,9 @@ class Dialect(msgspec.Struct, frozen=True):
         has_computed_slopes: Whether the slopes of PRelu may be computed.
         has_joined_vectors: Whether the result of a Concat of vectors may have several readers.
         has_exact_reals: Whether the real numbers of quantised ones are exact products of float32.
+        has_exact_integers: Whether integers of 32 bits are compared, bounded, sorted and reduced as such, and not as floats.
+        has_products_in_turn: Whether ReduceProd multiplies floats one after another: products of some elements, multiplied in the
+            end, may be an infinity and a zero although the product of all is neither.
         gap_of: Given an operator of the extension, its record, and a function that returns the array of a constant input by its
             place: why the engine cannot be given it, or None.
     """
@@ -55,6 +58,8 @@ class Dialect(msgspec.Struct, frozen=True):
     has_computed_slopes: bool = True
     has_joined_vectors: bool = True
     has_exact_reals: bool = True
+    has_exact_integers: bool = True
+    has_products_in_turn: bool = True
     gap_of: Callable[[str, Record, Callable[[int], Array | None]], str | None] = _no_gap
 
 

@@ -355,6 +355,8 @@ def topk_v2(g: Graph, op: Operation) -> None:
     name = g.name(data)
     if data.is_quantized:
         name = g.cast(name, "int32")
+    elif data.dtype == "int32" and not g.dialect.has_exact_integers:
+        raise Unsupported("integers, which the engine sorts as floats")
     turned = reversed_(g, name, last, extent)
     best, places = g.emit_all("TopK", [turned, g.int64s([g.scalar(op, 1)])], 2, axis=last)
     g.set(values, g.cast(best, data.dtype) if data.is_quantized else best)
