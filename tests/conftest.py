@@ -251,14 +251,19 @@ class Belongings:
 
     def more_than(self, before: Belongings) -> list[str]:
         """One line per thing that was not there before."""
-        lines = [f"descriptor of {target}" for target in (self.descriptors - before.descriptors).elements()]
-        lines += [f"thread {name}" for name in (self.threads - before.threads).elements()]
+        lines = [f"descriptor of {target}" for target in _gained(self.descriptors, before.descriptors)]
+        lines += [f"thread {name}" for name in _gained(self.threads, before.threads)]
         lines += [f"child process {pid}" for pid in sorted(self.children - before.children)]
-        lines += [f"logger {level}" for level in (self.levels - before.levels).elements()]
-        lines += [f"mapping of {name}" for name in (self.mappings - before.mappings).elements()]
+        lines += [f"logger {level}" for level in _gained(self.levels, before.levels)]
+        lines += [f"mapping of {name}" for name in _gained(self.mappings, before.mappings)]
         if self.lacks_signal_stack and not before.lacks_signal_stack:
             lines.append("a signal stack that is not mapped: the next signal ends this process")
         return lines
+
+
+def _gained(now: Counter[str], then: Counter[str]) -> Iterable[str]:
+    """What has come. After most tests nothing has: comparing says so in a tenth of the time that subtracting takes."""
+    return () if now is then or dict.__eq__(now, then) else (now - then).elements()
 
 
 def _descriptors() -> Iterator[str]:

@@ -1,10 +1,12 @@
-"""Conformance tests made by hand, and data files to hold them: for testing the suite itself, and for a driver's own small cases.
+"""Conformance tests made by hand, and data files to hold them: for testing the suite itself, and for a driver's own small cases;
+and the public ones, read once.
 
 Owns the making of tests of one operation over vectors. The format is ``aionn.conformance.cts``'s.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,13 +15,33 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from aionn.conformance.cts import CtsOperand, CtsOperation, CtsSubgraph, CtsTest, CtsTolerance
+from aionn.conformance.cts import (
+    CtsOperand,
+    CtsOperation,
+    CtsSubgraph,
+    CtsTest,
+    CtsTolerance,
+    iterate_tests,
+)
+from aionn.conformance.vts.run import load_sample
 from aionn.hal import OperandType, operand_dtype
 
-__all__ = ["vector_test", "write_tests"]
+__all__ = ["all_tests", "small_sample", "vector_test", "write_tests"]
 
 _WITH_ACTIVATION = {"ADD", "SUB", "MUL", "DIV"}
 """Operations that take a fused activation behind their tensors; here it is always none."""
+
+
+@functools.cache
+def all_tests(folder: Path) -> tuple[CtsTest, ...]:
+    """All tests below a folder: reading and checking the public ones takes the better part of a second."""
+    return tuple(iterate_tests(folder))
+
+
+@functools.cache
+def small_sample(folder: Path) -> tuple[CtsTest, ...]:
+    """What the driver suite chooses of them, after it has read all."""
+    return tuple(load_sample(folder))
 
 
 def vector_test(

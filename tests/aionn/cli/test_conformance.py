@@ -159,7 +159,7 @@ def test_progress_is_shown_on_a_terminal(data: Path) -> None:
             "a file that can be written: No such file",
         ),
         (("nowhere:Device", "--suite", "vts"), "cannot be loaded: ModuleNotFoundError"),
-        (("json:dumps", "--suite", "vts"), "driver 'json:dumps' makes no device"),
+        (("json:dumps", "--suite", "vts", "--data", "{data}"), "driver 'json:dumps' makes no device"),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(
@@ -194,13 +194,13 @@ def ends(name):
 
 
 @pytest.fixture
-def author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aionn_here: Command) -> Command:
-    """Runs the command on a driver that is only a module; its lists are the argument ``lists``."""
+def author(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, aionn_here: Command) -> Command:
+    """Runs the command on a driver that is only a module, with few data; its lists are the argument ``lists``."""
 
     def run(target: str, *arguments: str | Path, lists: str = "") -> subprocess.CompletedProcess[str]:
         (tmp_path / "acme.py").write_text(MODULE + lists)
         monkeypatch.delitem(sys.modules, "acme", raising=False)
-        return aionn_here("conformance", f"acme:{target}", "--suite", "vts", *arguments)
+        return aionn_here("conformance", f"acme:{target}", "--suite", "vts", "--data", data, *arguments)
 
     monkeypatch.syspath_prepend(tmp_path)
     return run

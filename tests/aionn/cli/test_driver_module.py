@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from aionn.cli.driver_module import find_driver_module
+from aionn.conformance.vts.models import DATA_VARIABLE
+from tests.support.conformance_data import vector_test, write_tests
 
 RUN_S_MAX = 100
 DRIVER = "from aionn.drivers.reference import ReferenceDevice as Device\n"
@@ -59,10 +61,13 @@ def conformance(folder: Path, device: str) -> subprocess.CompletedProcess[str]:
     from tests.conftest import REPOSITORY
 
     given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    data = folder / "data" / "relu.msgpack.gz"  # No case that is run takes any.
+    data.parent.mkdir()
+    write_tests(data, [vector_test("RELU", [[-1]], [0])])
     return subprocess.run(
         [sys.executable, "-P", "-m", "aionn", "conformance", device, "--suite", "vts", "-k", "slots"],
         cwd=folder,
-        env={**given, "PYTHONPATH": str(REPOSITORY)},
+        env={**given, "PYTHONPATH": str(REPOSITORY), DATA_VARIABLE: str(data.parent)},
         capture_output=True,
         text=True,
         timeout=RUN_S_MAX,

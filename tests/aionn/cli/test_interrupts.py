@@ -67,8 +67,13 @@ def test_every_subcommand_is_interrupted_while_it_is_imported(command: str) -> N
     assert (ended.returncode, ended.stderr) == (130, "aionn: interrupted\n")
 
 
-@pytest.mark.parametrize("number", [1, 100, 200, 400])
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    ("times", "number"),
+    [
+        *[(1, 1), (2, 1), (1, 100), (2, 200), (1, 400)],
+        *(pytest.param(*p, marks=pytest.mark.long) for p in [(2, 100), (1, 200), (2, 400)]),
+    ],
+)
 def test_any_import_can_be_interrupted(number: int, times: int) -> None:
     ended = interrupted("import", number, times, "devices")
     assert (ended.returncode, ended.stderr) == (130, "aionn: interrupted\n")

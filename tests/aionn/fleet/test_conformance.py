@@ -10,11 +10,12 @@ import pytest
 from aionn.conformance import cts
 from aionn.conformance.suite import DeviceUnderTest, Settings, run_tests
 from aionn.conformance.vts.run import Settings as VtsSettings
-from aionn.conformance.vts.run import chosen_cases, load_sample, run_cases
+from aionn.conformance.vts.run import chosen_cases, run_cases
 from aionn.fleet.addresses import parse_node
 from aionn.fleet.device import NodeDevice
 from aionn.hal import Device
 from tests.aionn.fleet.conftest import Served
+from tests.support.conformance_data import all_tests, small_sample
 
 pytestmark = pytest.mark.forked("any")
 
@@ -47,7 +48,7 @@ async def under_test(served: Served) -> AsyncIterator[DeviceUnderTest]:
 
 @pytest.mark.slow
 async def test_sample_of_the_data_has_the_same_values(under_test: DeviceUnderTest, shared: Path) -> None:
-    tests = list(cts.iterate_tests(shared / "cts"))
+    tests = all_tests(shared / "cts")
     step = len(tests) // SAMPLE
     settings = Settings(mode="burst", checks=("general",))
     report = await run_tests(under_test, tests[::step][:SAMPLE], settings)
@@ -67,7 +68,7 @@ async def test_sample_of_the_contract_is_kept(under_test: DeviceUnderTest, share
         under_test,
         [case for case in chosen_cases("")[::EVERY] if case.name not in SLOW],
         driver="reference",
-        tests=load_sample(shared / "cts")[:1],
+        tests=small_sample(shared / "cts")[:1],
         settings=VtsSettings(mutants_max=2, expected_failures=EXPECTED),
         is_remote=True,
     )
@@ -80,7 +81,7 @@ async def test_contract_is_kept(under_test: DeviceUnderTest, shared: Path) -> No
         under_test,
         chosen_cases(""),
         driver="reference",
-        tests=load_sample(shared / "cts"),
+        tests=small_sample(shared / "cts"),
         settings=VtsSettings(mutants_max=None, expected_failures=EXPECTED),
         is_remote=True,
         is_whole=True,

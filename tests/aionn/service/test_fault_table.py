@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import functools
 import mmap
 import os
 import random
@@ -295,6 +296,13 @@ def test_memory_beyond_the_size_of_files_is_an_error_when_it_is_made() -> None:
 # The table
 
 
+@functools.cache
+def functions_of(path: Path) -> set[str]:
+    """The names of all functions of a module: several rows name tests of one module."""
+    defined = ast.FunctionDef | ast.AsyncFunctionDef
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, defined)}
+
+
 def test_every_row_of_the_table_names_tests_that_are_there(repository: Path) -> None:
     page = (repository / "docs" / "faults.md").read_text()
     rows = re.findall(r"(?m)^\| (\d+) \|(.*)\|$", page)
@@ -305,10 +313,4 @@ def test_every_row_of_the_table_names_tests_that_are_there(repository: Path) -> 
         path = ""
         for own, name in named:
             path = own or path
-            tree = ast.parse((repository / "tests" / path).read_text())
-            functions = {
-                node.name
-                for node in ast.walk(tree)
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            }
-            assert name in functions, f"row {number}: {path} has no {name}"
+            assert name in functions_of(repository / "tests" / path), f"row {number}: {path} has no {name}"

@@ -24,7 +24,7 @@ from aionn.errors import InvalidArgument
 from aionn.hal import (
     Device,
 )
-from tests.support.conformance_data import vector_test
+from tests.support.conformance_data import all_tests, vector_test
 
 TEST_COUNT = 7581
 OPERATION_COUNT = 106
@@ -47,7 +47,7 @@ def data(shared: Path) -> Iterator[Path]:
 
 @functools.cache
 def shuffled(data: Path) -> list[CtsTest]:
-    tests = list(cts.iterate_tests(data))
+    tests = list(all_tests(data))
     random.Random(SEED).shuffle(tests)
     return tests
 

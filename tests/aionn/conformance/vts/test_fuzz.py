@@ -34,13 +34,13 @@ from aionn.conformance.cts.arguments import TestArguments as Arguments
 from aionn.conformance.vts.case import VtsSubject
 from aionn.conformance.vts.models import RequestPools, add_model
 from aionn.conformance.vts.packets import packet_burst
-from aionn.conformance.vts.run import load_sample
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted, status_of
 from aionn.hal import ExecutionPreference, ExecutionResult, Model, OutputShape, Priority
 from aionn.service.host import process as host
 from aionn.service.wire import protocol
 from aionn.service.wire.handles import RequestOnWire
+from tests.support.conformance_data import small_sample
 from tests.support.mutator import mutate, mutate_bytes
 
 SEED = int(os.environ.get("SEED", "1"))
@@ -64,7 +64,7 @@ EXECUTED = REFUSED | {
 def models(shared: Path) -> list[tuple[CtsTest, Model]]:
     """Small conformance models, one for each operation; their constants copied, so that no memory is kept between tests."""
     chosen = []
-    for test in load_sample(shared / "cts"):
+    for test in small_sample(shared / "cts"):
         model = build_model(test)
         if not model.pools:
             chosen.append((test, model))

@@ -38,6 +38,7 @@ from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import InvalidArgument
 from aionn.hal import CacheFileCounts, Device, Model, OperationType
 from aionn.validation import validate_model
+from tests.support.conformance_data import small_sample
 from tests.support.loop_reference import LoopReferenceDevice
 
 SAMPLE = Settings(mutants_max=2)
@@ -47,7 +48,7 @@ SLOW_CASES = ("generated/infinite_loop_timeout[burst]",)
 
 @pytest.fixture(scope="module")
 def tests(shared: Path) -> Sequence[CtsTest]:
-    return load_sample(shared / "cts")
+    return small_sample(shared / "cts")
 
 
 def verdicts(report: VtsReport) -> tuple[int, int, int, int]:

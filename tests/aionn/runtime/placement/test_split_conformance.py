@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +22,7 @@ from aionn.errors import (
     InvalidArgument,
     ResourceExhausted,
 )
+from tests.support.conformance_data import all_tests
 from tests.support.split import SPLIT, PickyDevice, SplitDevice, split_devices
 from tests.support.split_run import Tally, run_one, run_split
 
@@ -35,16 +34,10 @@ SHARE_LONG = 12
 
 
 @pytest.fixture(scope="module")
-def data(shared: Path) -> Iterator[Path]:
+def data(shared: Path) -> Path:
     if not (shared / "cts").is_dir():
         pytest.skip("the conformance data are not beside the repository")
-    yield shared / "cts"
-    all_tests.cache_clear()  # They are many, and no other module needs them.
-
-
-@functools.cache
-def all_tests(data: Path) -> list[CtsTest]:
-    return list(cts.iterate_tests(data))
+    return shared / "cts"
 
 
 def draw(data: Path, seed: int, share: int) -> list[CtsTest]:

@@ -77,7 +77,9 @@ def test_nothing_is_reported_where_nothing_was_suppressed(
     assert said(caplog) == ["x"] * 3
 
 
-@pytest.mark.parametrize("lines", [8_000, pytest.param(32_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "lines", [1_000, *(pytest.param(n, marks=pytest.mark.long) for n in (8_000, 32_000))]
+)
 def test_flood_is_reported_once_in_a_while(
     noisy: StandardError, caplog: pytest.LogCaptureFixture, lines: int
 ) -> None:

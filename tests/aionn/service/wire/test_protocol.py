@@ -325,7 +325,7 @@ class _NoChannel(Channel):
 
 
 async def test_session_survives_mutated_calls(small: Any) -> None:
-    answered = await fuzz_session(small, seed=11, count=20_000)
+    answered = await fuzz_session(small, seed=11, count=6_000)
     assert {
         "INVALID_ARGUMENT",
         "GENERAL_FAILURE",
