@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 import aionn
 from benchmarks.capacity.cameras import PERIOD_NS, Camera, Tally, captures, make_cameras
+from benchmarks.engines.peers import openvino_core
 from fences import now_ns
 
 __all__ = ["CONTENDERS", "ENGINES", "missing"]
@@ -236,21 +237,13 @@ class Newest:
 # --- OpenVINO's queue ---
 
 
-@functools.cache
-def _core() -> Any:
-    """One for the process: of two whose ends are not nested, one leaves its thread a signal stack that is unmapped."""
-    import openvino as ov
-
-    return ov.Core()
-
-
 class InferQueue:
     """OpenVINO's ``AsyncInferQueue``, one for each model, with as many requests as slots; a frame waits for a free one."""
 
     def __init__(self, engine: str, slots: int, paths: Sequence[Path]) -> None:
         import openvino as ov
 
-        core = _core()
+        core = openvino_core()
         properties = {
             "PERFORMANCE_HINT": "LATENCY" if slots == 1 else "THROUGHPUT",
             "INFERENCE_PRECISION_HINT": "f32",

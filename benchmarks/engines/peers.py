@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from benchmarks.engines.networks import mobilenet_v2, small_cnn
 
-__all__ = ["ENGINES", "Engine", "Peer"]
+__all__ = ["ENGINES", "Engine", "Peer", "openvino_core"]
 
 Array = npt.NDArray[Any]
 
@@ -91,8 +91,9 @@ class LiteRT:
 
 
 @functools.cache
-def _core() -> Any:
-    """One for the process: of two whose ends are not nested, one leaves its thread a signal stack that is unmapped."""
+def openvino_core() -> Any:
+    """OpenVINO's core, one for the process: of two whose ends are not nested, one leaves its thread a signal stack that is
+    unmapped."""
     import openvino as ov
 
     return ov.Core()
@@ -111,7 +112,7 @@ class OpenVino:
             "INFERENCE_NUM_THREADS": "1",
             "ENABLE_CPU_PINNING": "NO",
         }
-        compiled = _core().compile_model(str(path), "CPU", properties)
+        compiled = openvino_core().compile_model(str(path), "CPU", properties)
         self._request = compiled.create_infer_request()
         self.x = np.random.default_rng(3).random(tuple(compiled.input(0).shape), dtype=np.float32)
         self._y = np.empty(tuple(compiled.output(0).shape), np.float32)
