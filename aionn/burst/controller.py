@@ -47,7 +47,6 @@ from aionn.errors import (
 )
 from aionn.hal import (
     BufferToken,
-    BurstByLaunch,
     BurstDefaults,
     ExecutionResult,
     Launch,
@@ -55,6 +54,7 @@ from aionn.hal import (
     Memory,
     PreparedModel,
     Request,
+    ask_to_stop,
     check_deadline_ns,
     check_duration_ns,
 )
@@ -130,7 +130,7 @@ class _BurstLaunch(LaunchBase):
         return self._burst.received(self).__await__()
 
 
-class BurstController(BurstByLaunch, BurstDefaults):
+class BurstController(BurstDefaults):
     """The client's end of one burst.
 
     Args:
@@ -186,6 +186,32 @@ class BurstController(BurstByLaunch, BurstDefaults):
     def memories(self, slots: Sequence[int]) -> list[Memory]:
         """Answers the driver's question for memories. Raises as ``MemorySlots.memories``."""
         return self._slots.memories(slots)
+
+    async def execute_synchronously(
+        self,
+        request: Request,
+        memory_identifiers: Sequence[int],
+        *,
+        measure: bool = False,
+        deadline_ns: int | None = None,
+        loop_timeout_ns: int | None = None,
+    ) -> ExecutionResult:
+        """See ``aionn.hal.Burst``. Cancellation asks the device to stop; it keeps its slot until it has."""
+        launch = self.launch(
+            request,
+            memory_identifiers,
+            measure=measure,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+        )
+        try:
+            # As ``BurstByLaunch``, without two objects that pass each turn of the loop on.
+            return await (self.received(launch) if isinstance(launch, _BurstLaunch) else launch)
+        except BaseException:
+            ask_to_stop(launch)
+            raise
+        finally:
+            del launch  # An error refers to this frame.
 
     def launch(
         self,
@@ -349,7 +375,14 @@ class BurstController(BurstByLaunch, BurstDefaults):
                     await self._free_temporary(launch)
                     launch.received = None  # An error that is raised refers to the launch.
                 if launch is self._sent:  # It may have ended by the driver's death.
-                    self._end_launch(launch, outcome)
+                    self._sent = launch.request = None
+                    if launch is self._launch:
+                        self._launch = None
+                    launch.finish(outcome)
+                    if self._waiting is not None:
+                        self._send_waiting()
+                    if isinstance(outcome, ExecutionResult):
+                        return outcome
             finally:
                 self._has_reader = False
                 if self._sent is not None and not in_task:
@@ -400,17 +433,13 @@ class BurstController(BurstByLaunch, BurstDefaults):
             launch.temporary = launch.temporary[:-1]
             self._slots.free_slot(slot)
 
-    def _end_launch(self, launch: _BurstLaunch, outcome: ExecutionResult | Error) -> None:
-        self._sent = launch.request = None
-        if launch is self._launch:
-            self._launch = None
-        launch.finish(outcome)
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            try:
-                self._send(waiting)
-            except Error as e:
-                waiting.finish(e.with_traceback(None))
+    def _send_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        assert waiting is not None
+        try:
+            self._send(waiting)
+        except Error as e:
+            waiting.finish(e.with_traceback(None))
 
     def _outcome_of(self, payload: bytes) -> ExecutionResult | Error:
         try:

@@ -243,14 +243,16 @@ class BurstServer:
                 with self._lock:
                     why_draining = self._why_draining
                     self._is_serving = why_draining is None
+                    remembered = self._remembered.get(payload)
                 if why_draining is None:
-                    self._serve(payload)
+                    self._serve(payload, remembered)
                     if self._decodes_since_ns is not None and self._on_decoded is not None:
                         until_ns = self._decoded_at_ns if self._has_succeeded else time.thread_time_ns()
                         self._on_decoded(until_ns - self._decodes_since_ns, self._has_succeeded)
                 else:
                     why_rejected = DeviceUnavailable(why_draining)
                     self._send(encode_result(failed_result(ErrorStatus.DEVICE_UNAVAILABLE, why_rejected)))
+                remembered = None  # It holds memories, and the next packet may never come.
                 with self._lock:
                     self._is_serving = self._is_resting = False
                     self._deadline_ns = None
@@ -315,12 +317,13 @@ class BurstServer:
             self._last_result = result
         self._send(self._last_packet)
 
-    def _serve(self, payload: bytes) -> None:
+    def _serve(self, payload: bytes, known: _Known | None) -> None:
         self._has_answered = False
-        self._decodes_since_ns = None
+        self._decodes_since_ns = deadline_ns = loop_timeout_ns = None
         try:
-            known, deadline_ns, loop_timeout_ns = self._known(payload)
-            self._deadline_ns = deadline_ns
+            if known is None or known.has_limits:
+                known, deadline_ns, loop_timeout_ns = self._known(payload)
+                self._deadline_ns = deadline_ns
             result = self._execute(known.bound, known.measure, deadline_ns, loop_timeout_ns, self._answer)
             if not self._has_answered:
                 self._answer(result)
@@ -354,10 +357,7 @@ class BurstServer:
             _logger.exception("%s: a native call could not be made", self._name)
 
     def _known(self, payload: bytes) -> tuple[_Known, int | None, int | None]:
-        with self._lock:
-            known = self._remembered.get(payload)
-        if known is not None and not known.has_limits:
-            return known, None, None
+        """The request of a packet that is not remembered without limits: remembered by its beginning, or learnt now."""
         split = split_limits(payload)
         if split is not None:
             head, deadline_ns, loop_timeout_ns = split

@@ -265,21 +265,15 @@ class BurstByLaunch:
         loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """See ``Burst``. Cancellation asks the device to stop; it keeps its slot until it has."""
-        launch = self.launch(
-            request,
-            memory_identifiers,
-            measure=measure,
-            deadline_ns=deadline_ns,
-            loop_timeout_ns=loop_timeout_ns,
+        return await outcome_of(
+            self.launch(
+                request,
+                memory_identifiers,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+            )
         )
-        try:
-            # As ``outcome_of``, without its coroutine.
-            return await launch
-        except BaseException:
-            ask_to_stop(launch)
-            raise
-        finally:
-            del launch  # An error refers to this frame.
 
 
 _MEMBERS = ("done", "is_done", "is_cancelled", "outcome", "cancel", "__await__")

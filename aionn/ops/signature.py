@@ -106,7 +106,10 @@ class Call:
         Raises:
             InvalidArgument: It is left out.
         """
-        tensor = self.inputs[index] if index < len(self.inputs) else None
+        try:
+            tensor = self.inputs[index]
+        except IndexError:
+            tensor = None
         if tensor is None:
             raise InvalidArgument(f"input {index}: expected a value, got none")
         return tensor

@@ -222,9 +222,6 @@ class BlockingPreparedModel(LaunchingPreparedModel):
     def _or_abandoned(self, is_cancelled: Callable[[], bool]) -> Callable[[], bool]:
         return lambda: self._abandoned or is_cancelled()
 
-    def _slot(self, deadline_ns: int | None) -> AbstractContextManager[None]:
-        return self.device.gate.slot(self.priority, deadline_ns, owner=self.owner, model=self.identity)
-
     def execute_bound(
         self,
         arguments: Arguments,
@@ -244,7 +241,7 @@ class BlockingPreparedModel(LaunchingPreparedModel):
                 None if the caller needs no earlier answer.
         """
         self.check_usable()
-        with self._slot(deadline_ns):
+        with self.device.gate.slot(self.priority, deadline_ns, owner=self.owner, model=self.identity):
             result = self.run_bound(
                 arguments, measure=measure, deadline_ns=deadline_ns, loop_timeout_ns=loop_timeout_ns
             )

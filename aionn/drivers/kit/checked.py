@@ -79,9 +79,11 @@ class CheckedPreparedModel(PreparedModelDefaults, abc.ABC):
         self.identity = next(_identities)
         self.extension_types = extension_types(model, device.info.extensions)
         self._closed = False
-        # Runs begin and end on the device's threads, and closing comes from the event loop's.
-        self._run_lock = threading.Lock()
-        self._run_count = 0
+        # Runs begin and end on the device's threads, and closing comes from the event loop's. An append and a pop are one step for
+        # other threads, and cost less than a lock around a number.
+        self._runs: list[None] = []
+        self._release_lock = threading.Lock()
+        self._is_released = False
 
     def cached(self) -> CacheContents | None:
         """The content of the cache files, one piece per file of ``DeviceInfo.cache_files``; None means nothing. By default the
@@ -98,20 +100,27 @@ class CheckedPreparedModel(PreparedModelDefaults, abc.ABC):
         Raises:
             InvalidArgument: It was closed while the execution waited for its turn.
         """
-        with self._run_lock:
+        self._runs.append(None)
+        if self._closed:  # Asked last: a close that comes now finds this run.
+            self.end_run()
             CheckedPreparedModel.check_usable(self)
-            self._run_count += 1
 
     def end_run(self) -> None:
         """Undoes ``begin_run``; frees the prepared model's resources if it was closed during the run and nothing else runs."""
-        with self._run_lock:
-            self._run_count -= 1
-            is_last = self._closed and self._run_count == 0
-        if is_last:
+        self._runs.pop()
+        if self._closed:
             try:
-                self.release()
+                self._release_if_unused()
             except Exception:  # The execution has its result, and does not wait for this.
                 _logger.exception("%s: a prepared model cannot be freed", self.device.info.name)
+
+    def _release_if_unused(self) -> None:
+        """For a closed one."""
+        with self._release_lock:
+            if self._runs or self._is_released:
+                return
+            self._is_released = True
+        self.release()
 
     def check_usable(self) -> None:
         """Refuses a call that comes too late.
@@ -171,11 +180,8 @@ class CheckedPreparedModel(PreparedModelDefaults, abc.ABC):
 
         Does not wait for that. Idempotent.
         """
-        with self._run_lock:
-            is_unused = not self._closed and self._run_count == 0
-            self._closed = True
-        if is_unused:
-            self.release()
+        self._closed = True
+        self._release_if_unused()
 
 
 class CheckedDevice(abc.ABC):

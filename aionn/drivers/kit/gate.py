@@ -168,7 +168,9 @@ class SlotGate:
             owner: The client; equals of several owners take turns.
             model: The key by which its duration is learnt; None to learn nothing.
         """
-        return _CallerJob(self, priority, deadline_ns, owner=owner, model=model)
+        job = _CallerJob(priority, deadline_ns, owner=owner, model=model)
+        job.gate = self
+        return job
 
     def submit(
         self,
@@ -392,22 +394,12 @@ class GateControl(RunControl):
 class _CallerJob(ThreadJob):
     """A job of the calling thread, which holds a slot within its context."""
 
-    __slots__ = ("_gate",)
+    __slots__ = ("gate",)
 
-    def __init__(
-        self,
-        gate: SlotGate,
-        priority: Priority,
-        deadline_ns: int | None,
-        *,
-        owner: Hashable,
-        model: Hashable,
-    ) -> None:
-        super().__init__(priority, deadline_ns, owner=owner, model=model)
-        self._gate = gate
+    gate: SlotGate
 
     def __enter__(self) -> None:
-        gate = self._gate
+        gate = self.gate
         started: threading.Lock | None = None
         with gate._lock:
             gate._check_open()
@@ -423,8 +415,9 @@ class _CallerJob(ThreadJob):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._gate._running.job = None
-        self._gate._release(self)
+        gate = self.gate
+        gate._running.job = None
+        gate._release(self)
 
 
 async def run_on_gate(
