@@ -4,6 +4,7 @@ texts of engines' exceptions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from aionn.hal import Model
@@ -14,8 +15,8 @@ __all__ = ["Unsupported", "is_out_of_memory", "part_of", "short_text", "single_o
 _TEXT_MAX = 300
 """Characters of an engine's message that an error quotes: its first sentences, before a trace of its own."""
 
-_MEMORY_SIGNS = ("bad_alloc", "allocate")
-"""Parts of engines' messages where the memory was exhausted."""
+_NO_MEMORY = re.compile(r"bad_alloc|(?<!-)\ballocate\b")
+"""Parts of engines' messages where the memory was exhausted: "failed to allocate", and not "the pre-allocated output"."""
 
 
 class Unsupported(Exception):
@@ -42,4 +43,4 @@ def short_text(error: BaseException) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an engine's exception reports that there is no memory left."""
-    return isinstance(error, MemoryError) or any(sign in str(error) for sign in _MEMORY_SIGNS)
+    return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None

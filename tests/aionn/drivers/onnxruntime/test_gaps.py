@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import aionn
 from aionn.models.onnx import load_onnx
 from aionn.models.onnx.encoding import node
 from aionn.models.onnx.extension import Record, ValueType
@@ -15,6 +16,7 @@ from tests.aionn.models.onnx.building import file, info
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
+from aionn.drivers.kit.engines.support import is_out_of_memory
 from aionn.drivers.onnxruntime.driver import OrtDevice
 from aionn.drivers.onnxruntime.gaps import gap_of
 
@@ -126,3 +128,62 @@ def test_corners_by_scales_of_unknown_shape() -> None:
     kinds = (ValueType(1, (1, 1, 2, 4)), None, ValueType(1, None))
     record = Record(19, {"coordinate_transformation_mode": "align_corners"}, kinds, (ValueType(1, None),))
     assert gap_of("Resize", record, lambda place: None) is not None
+
+
+ROW = info("x", np.zeros((1, 1, 7), np.float32))
+BYTES = info("x", np.zeros((1, 1, 7), np.uint8))
+WINDOW = {"w": np.ones((1, 1, 2), np.float32)}
+BYTE_WINDOW = {"w": np.ones((1, 1, 2), np.uint8)}
+SCALES = {"s": np.float32(1), "z": np.uint8(0)}
+WINDOWED: dict[str, tuple[ValueInfo, list[str], dict[str, Any]]] = {
+    "AveragePool": (ROW, ["x"], {}),
+    "Conv": (ROW, ["x", "w"], WINDOW),
+    "ConvInteger": (BYTES, ["x", "w"], BYTE_WINDOW),
+    "ConvTranspose": (ROW, ["x", "w"], WINDOW),
+    "LpPool": (ROW, ["x"], {}),
+    "MaxPool": (ROW, ["x"], {}),
+    "QLinearConv": (BYTES, ["x", "s", "z", "w", "s", "z", "s", "z"], BYTE_WINDOW | SCALES),
+}
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize("op_type", WINDOWED)
+async def test_padding_that_is_supported_has_the_shape_of_onnx(op_type: str, auto_pad: str) -> None:
+    row, names, constants = WINDOWED[op_type]
+    supported = []
+    async with aionn.open(drivers=["ort-cpu"], isolation="in_process") as runtime:
+        for stride, dilation in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2)):
+            attributes: dict[str, Any] = {"strides": [stride], "dilations": [dilation], "auto_pad": auto_pad}
+            if op_type.endswith("Pool"):
+                attributes["kernel_shape"] = [2]
+            one = node(op_type, names, ["y"], **attributes)
+            model = load_onnx(file([one], [row], ["y"], constants, opset=22)).model
+            if not all(OrtDevice().supports(model)):
+                continue
+            supported.append((stride, dilation))
+            net = await runtime.compile(model, devices="ort-cpu")
+            result = await net.execute([np.ones(net.inputs[0].dimensions, net.inputs[0].dtype)])
+            window = dilation + 1
+            if op_type == "ConvTranspose":
+                expected = 7 * stride if auto_pad != "VALID" else 6 * stride + window
+            else:
+                expected = -(-7 // stride) if auto_pad != "VALID" else (7 - window) // stride + 1
+            assert result.outputs[0].size == expected, (stride, dilation)
+    assert {(1, 1), (2, 1)} <= set(supported)
+    assert auto_pad != "VALID" or len(supported) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "is_shortage"),
+    [
+        (
+            "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 1073741824",
+            True,
+        ),
+        ("std::bad_alloc", True),
+        ("the pre-allocated shapes must match; either supply unallocated output OrtValues", False),
+        ("do not pre-allocate outputs of a model with dynamic shapes", False),
+    ],
+)
+def test_only_exhausted_memory_is_a_shortage(text: str, is_shortage: bool) -> None:
+    assert is_out_of_memory(RuntimeError(text)) == is_shortage
