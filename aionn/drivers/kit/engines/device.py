@@ -23,7 +23,7 @@ import numpy as np
 
 from aionn.drivers.kit.arguments import Array, OutputArea
 from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
-from aionn.drivers.kit.caching import CacheContents
+from aionn.drivers.kit.caching import CacheContents, file_bytes
 from aionn.drivers.kit.engines.installed import thread_count
 from aionn.drivers.kit.engines.support import Unsupported, single_operation_model
 from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
@@ -211,7 +211,9 @@ class EngineDevice(BlockingDevice):
         """The cache has the lowered or compiled model: nothing is lowered again."""
         try:
             kept = _DECODER.decode(contents.model[0])
-            return self.load(kept, bytes(contents.data[0]), priority, deadline_ns)
+            file = file_bytes(contents)
+            del contents  # The engine needs memory, and has its file.
+            return self.load(kept, file, priority, deadline_ns)
         except (msgspec.MsgspecError, IndexError, RecursionError) as e:
             raise GeneralFailure(f"compilation cache: expected a lowered model: {e}") from e
         except Unsupported as e:
