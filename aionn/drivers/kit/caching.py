@@ -43,6 +43,7 @@ __all__ = [
     "CacheContents",
     "HeldFiles",
     "Parts",
+    "checked_structure",
     "decode_model",
     "encode_model",
     "file_bytes",
@@ -58,6 +59,10 @@ BLOCK_BYTES = 1 << 20
 
 POOLS_MAX = 256
 """Most pools of a saved model; each takes two descriptors. A message to a driver process carries fewer."""
+
+STRUCTURE_BYTES_MAX = 8 << 20
+"""Longest description of a model that is saved and decoded, of some 80,000 operations: decoding holds the interpreter's lock, and
+takes several times the memory."""
 
 _READ_BYTES_MAX = 0x7FFFF000
 """Most bytes of one call of read(2)."""
@@ -195,6 +200,17 @@ def file_bytes(contents: CacheContents) -> bytes:
     if contents.memories:
         return _read_bytes(contents.memories[0], memoryview(piece).nbytes)
     return bytes(piece)
+
+
+def checked_structure(piece: bytes | memoryview) -> bytes | memoryview:
+    """A model piece that is decoded as a whole, unchanged.
+
+    Raises:
+        ValueError: It is longer than ``STRUCTURE_BYTES_MAX``.
+    """
+    if len(piece) > STRUCTURE_BYTES_MAX:
+        raise ValueError(f"expected a structure of at most {STRUCTURE_BYTES_MAX} bytes, got {len(piece)}")
+    return piece
 
 
 class _Saving:
@@ -371,14 +387,14 @@ def encode_model(model: Model) -> CacheContents:
     """A model as one model piece and one data piece, which has the constants: parts of the model, not copies.
 
     Raises:
-        ValueError: It has more than ``POOLS_MAX`` pools.
+        ValueError: It has more than ``POOLS_MAX`` pools, or its structure is longer than ``STRUCTURE_BYTES_MAX``.
     """
     if len(model.pools) > POOLS_MAX:
         raise ValueError(f"expected at most {POOLS_MAX} pools, got {len(model.pools)}")
     bare = msgspec.structs.replace(model, operand_values=b"", pools=())
     sizes = tuple(pool.size_bytes for pool in model.pools)
     structure = _ENCODER.encode(_ModelOnDisk(bare, len(model.operand_values), sizes))
-    return CacheContents([structure], [Parts((model.operand_values, *model.pools))])
+    return CacheContents([checked_structure(structure)], [Parts((model.operand_values, *model.pools))])
 
 
 def decode_model(contents: CacheContents) -> Model:
@@ -389,7 +405,7 @@ def decode_model(contents: CacheContents) -> Model:
         ResourceExhausted: No memory or descriptor is left for the pools.
     """
     try:
-        on_disk = _DECODER.decode(contents.model[0])
+        on_disk = _DECODER.decode(checked_structure(contents.model[0]))
         data = contents.data[0]
     except (msgspec.MsgspecError, IndexError, ValueError, RecursionError) as e:
         raise GeneralFailure(f"compilation cache: expected a model: {e}") from e

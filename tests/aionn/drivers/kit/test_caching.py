@@ -537,3 +537,28 @@ def test_lengths_that_no_model_has_are_refused(lengths: tuple[int, tuple[int, ..
     on_disk = msgspec.msgpack.encode(caching._ModelOnDisk(bare, *lengths))
     with pytest.raises(GeneralFailure, match="not those of the model"):
         caching.decode_model(caching.CacheContents([on_disk], [bytes(24)]))
+
+
+def test_long_structures_are_neither_saved_nor_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = caching.encode_model(binary(OperationType.MUL))
+    monkeypatch.setattr(caching, "STRUCTURE_BYTES_MAX", len(contents.model[0]) - 1)
+    with pytest.raises(ValueError, match="a structure of at most"):
+        caching.encode_model(binary(OperationType.MUL))
+    with pytest.raises(GeneralFailure, match="a structure of at most"):
+        caching.decode_model(contents)
+
+
+async def test_prepared_model_is_released_if_its_saving_is_ended(
+    reference: ReferenceDevice, memfds: CacheFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = []
+
+    def ended(*_: Any, **__: Any) -> None:
+        raise GeneralFailure("cancelled")
+
+    prepared_class = type(await reference.prepare_model(binary(OperationType.MUL)))
+    monkeypatch.setattr(prepared_class, "release", lambda prepared: released.append(1))
+    monkeypatch.setattr(caching, "save", ended)
+    with pytest.raises(GeneralFailure, match="cancelled"):
+        await reference.prepare_model(binary(OperationType.MUL), cache=memfds)
+    assert len(released) == 1
