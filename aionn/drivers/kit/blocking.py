@@ -446,7 +446,11 @@ class BlockingDevice(CheckedDevice):
             with section("LD_PC", f"prepare on {self.info.name}"):
                 prepared = self._checked_prepare(model, preference, priority, deadline_ns)
                 if held is not None:
-                    self._save(held, prepared)
+                    try:
+                        self._save(held, prepared)
+                    except BaseException:  # The caller cancelled the call, between two blocks.
+                        prepared.release()
+                        raise
             told = (self.info.name, len(model.main.operations), preference.name, priority.name)
             _logger.debug("%s: prepared %d operations, %s, priority %s", *told)
             return prepared
@@ -499,10 +503,11 @@ class BlockingDevice(CheckedDevice):
 
     def _restore(self, held: HeldFiles, priority: Priority, deadline_ns: int | None) -> BlockingPreparedModel:
         self._check_time_left(deadline_ns, self.now(), "prepare_model_from_cache")
-        contents = self._load(held)
+        loaded = [self._load(held)]
         try:
             with EngineThreads(f"{self.info.name} engine").found(class_of_priority(priority)):
-                return self.restore(contents, priority=priority, deadline_ns=deadline_ns)
+                # The driver may drop the contents as soon as it has taken what it needs.
+                return self.restore(loaded.pop(), priority=priority, deadline_ns=deadline_ns)
         except InvalidArgument as e:
             raise self._not_what_was_saved(e) from e
 

@@ -7,17 +7,24 @@ Invariants:
 1. Content is read once into private memory; the checked bytes are used, even if the file is written at the same time.
 2. A digest, keyed with the token, covers every file's role, length and content, and a random number that all files of one saving
    share: files of two savings never fit together, even of the same model.
-3. Nothing of a file is decoded before the digest was found right.
+3. Nothing of a file is decoded before the digest was found right, and no content is read before the heads of all files, with their
+   lengths, were.
 4. Saving starts at byte 0 whatever the descriptor's offset, and leaves no old content; one that fails leaves nothing that loads.
+5. Content is read, checked and written in blocks of ``BLOCK_BYTES``; no thread copies all of it with the interpreter's lock held.
+
+A file is a head (magic, number of the saving, seal, digest) and its content. Blocks of zeros are neither hashed nor written, so
+that content without pages, such as a sparse pool's, becomes a file without pages.
 
 Source: compilation caching of the NN HAL 1.2, and the security cases of its test suite.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import hmac
+import mmap
 import os
 import stat
 import weakref
@@ -26,19 +33,56 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from aionn.errors import GeneralFailure
 from aionn.hal import CacheFiles, Memory, Model
+from aionn.hal.pieces import between_pieces
 
-__all__ = ["CacheContents", "HeldFiles", "decode_model", "encode_model", "load", "save"]
+__all__ = [
+    "CacheContents",
+    "HeldFiles",
+    "Parts",
+    "checked_structure",
+    "decode_model",
+    "encode_model",
+    "file_bytes",
+    "load",
+    "save",
+]
 
 FILE_BYTES_MAX = 4 << 30
 """Largest file that is read: beyond any model, and a bound for a file that was made huge on purpose."""
 
-_MAGIC = b"aionn-c1"
+BLOCK_BYTES = 1 << 20
+"""Content that is copied in one step, which takes some tenths of a millisecond. Larger blocks are not faster."""
+
+POOLS_MAX = 256
+"""Most pools of a saved model; each takes two descriptors. A message to a driver process carries fewer."""
+
+STRUCTURE_BYTES_MAX = 8 << 20
+"""Longest description of a model that is saved and decoded, of some 80,000 operations: decoding holds the interpreter's lock, and
+takes several times the memory."""
+
+_READ_BYTES_MAX = 0x7FFFF000
+"""Most bytes of one call of read(2)."""
+
+_MAGIC = b"aionn-c2"
 _NONCE_BYTES = 16
 _DIGEST_BYTES = 32
-_HEAD_BYTES = len(_MAGIC) + _NONCE_BYTES
+_SEAL_END = len(_MAGIC) + _NONCE_BYTES + _DIGEST_BYTES
+_HEAD_BYTES = _SEAL_END + _DIGEST_BYTES
+_ZEROS = bytes(BLOCK_BYTES)
+
+
+class Parts(NamedTuple):
+    """The content of one file in several parts, each written from its place. Memories begin at multiples of the page size.
+
+    Attributes:
+        parts: One after the other.
+    """
+
+    parts: Sequence[bytes | memoryview | Memory]
 
 
 class CacheContents(NamedTuple):
@@ -47,10 +91,12 @@ class CacheContents(NamedTuple):
     Attributes:
         model: Pieces for the model files; at least one.
         data: Pieces for the data files.
+        memories: Of loaded contents, the private memories that the pieces of ``data`` view; empty otherwise.
     """
 
     model: Sequence[bytes | memoryview]
-    data: Sequence[bytes | memoryview]
+    data: Sequence[bytes | memoryview | Parts]
+    memories: Sequence[Memory] = ()
 
 
 class HeldFiles:
@@ -86,27 +132,29 @@ def save(cache: CacheFiles, contents: CacheContents, *, driver: str) -> None:
         driver: Name and version of the driver: another one does not read it back.
 
     Raises:
-        OSError: A file cannot be written; nothing that loads is left then.
+        OSError: A file cannot be written, or a pool not be read; nothing that loads is left then.
+        ValueError: A pool is closed, or the number of files is not that of pieces. Likewise.
     """
     fds = (*cache.model, *cache.data)
-    nonce = os.urandom(_NONCE_BYTES)
-    pieces = [memoryview(piece) for piece in (*contents.model, *contents.data)]
-    digest = _digest(cache.token, driver, nonce, len(contents.model), pieces)
-    try:
-        for fd in fds:
-            _check_regular(fd)
-            os.ftruncate(fd, 0)
-        for index, (fd, piece) in enumerate(zip(fds, pieces, strict=True)):
-            head = _MAGIC + nonce + (digest if index == 0 else b"")
-            _write(fd, 0, memoryview(head))
-            _write(fd, len(head), piece)
-    except OSError:
-        for fd in fds:
-            try:
+    with contextlib.ExitStack() as stack:
+        pieces = [_Content(piece, stack) for piece in (*contents.model, *contents.data)]
+        saving = _Saving(
+            cache.token, driver, os.urandom(_NONCE_BYTES), len(contents.model), [p.size_bytes for p in pieces]
+        )
+        try:
+            for fd in fds:
+                _check_regular(fd)
                 os.ftruncate(fd, 0)
-            except OSError:
-                pass
-        raise
+            for fd, piece in zip(fds, pieces, strict=True):
+                _copy(piece, fd, _HEAD_BYTES, saving)
+                os.ftruncate(fd, _HEAD_BYTES + piece.size_bytes)
+            for index, fd in enumerate(fds):
+                _write(fd, memoryview(saving.sealed(index) + saving.digest()), 0)
+        except BaseException:
+            for fd in fds:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(fd, 0)
+            raise
 
 
 def load(cache: CacheFiles, *, driver: str) -> CacheContents:
@@ -118,41 +166,165 @@ def load(cache: CacheFiles, *, driver: str) -> CacheContents:
 
     Raises:
         GeneralFailure: The files cannot be read, or are not those that were saved with this token by this driver.
+        ResourceExhausted: No memory is left for their content.
     """
+    fds = (*cache.model, *cache.data)
     try:
-        files = _read_all(cache)
+        sizes = _content_sizes(cache)
+        heads = [os.pread(fd, _HEAD_BYTES, 0) for fd in fds]
+        nonce = heads[0][len(_MAGIC) : len(_MAGIC) + _NONCE_BYTES]
+        saving = _Saving(cache.token, driver, nonce, len(cache.model), sizes)
+        # A large file that this token and driver did not write is not read to its end.
+        _check_same([head[:_SEAL_END] for head in heads], [saving.sealed(i) for i in range(len(heads))])
+        memories = []
+        for fd, size_bytes in zip(fds, sizes, strict=True):
+            memories.append(Memory.create(max(1, size_bytes), name="aionn-cache"))
+            _copy(_File(fd, size_bytes), memories[-1].fileno(), 0, saving)
     except OSError as e:
         raise GeneralFailure(f"compilation cache: a file cannot be read: {e.strerror}") from e
-    except MemoryError as e:
-        raise GeneralFailure("compilation cache: a file does not fit the memory") from e
-    if not cache.model or any(file[: len(_MAGIC)] != _MAGIC for file in files):
-        raise GeneralFailure("compilation cache: expected files that this version of aionn saved")
-    nonce = bytes(files[0][len(_MAGIC) : _HEAD_BYTES])
-    digest = bytes(files[0][_HEAD_BYTES : _HEAD_BYTES + _DIGEST_BYTES])
-    pieces = [
-        memoryview(file)[_HEAD_BYTES + (_DIGEST_BYTES if index == 0 else 0) :]
-        for index, file in enumerate(files)
-    ]
-    is_whole = all(file[len(_MAGIC) : _HEAD_BYTES] == nonce for file in files)
-    expected = _digest(cache.token, driver, nonce, len(cache.model), pieces)
-    if not (hmac.compare_digest(expected, digest) and is_whole):
+    _check_same([head[_SEAL_END:] for head in heads], [saving.digest()] * len(heads))
+    count = len(cache.model)
+    model = [_read_bytes(memory, size) for memory, size in zip(memories[:count], sizes, strict=False)]
+    views = [m.array.data[:size] for m, size in zip(memories[count:], sizes[count:], strict=True)]
+    return CacheContents(model, views, memories[count:])
+
+
+def file_bytes(contents: CacheContents) -> bytes:
+    """The first data piece as one object. Loaded content is copied by the kernel, without the interpreter's lock.
+
+    Raises:
+        IndexError: The contents have no data piece.
+    """
+    piece = contents.data[0]
+    assert not isinstance(piece, Parts), "only a model is saved in parts"
+    if contents.memories:
+        return _read_bytes(contents.memories[0], memoryview(piece).nbytes)
+    return bytes(piece)
+
+
+def checked_structure(piece: bytes | memoryview) -> bytes | memoryview:
+    """A model piece that is decoded as a whole, unchanged.
+
+    Raises:
+        ValueError: It is longer than ``STRUCTURE_BYTES_MAX``.
+    """
+    if len(piece) > STRUCTURE_BYTES_MAX:
+        raise ValueError(f"expected a structure of at most {STRUCTURE_BYTES_MAX} bytes, got {len(piece)}")
+    return piece
+
+
+class _Saving:
+    """The digests of the files that are saved together: the seals of their heads, and the digest of their content."""
+
+    def __init__(
+        self, token: bytes, driver: str, nonce: bytes, model_count: int, sizes: Sequence[int]
+    ) -> None:
+        name = driver.encode()
+        self._nonce = nonce
+        self._digest = hashlib.blake2b(key=token, digest_size=_DIGEST_BYTES, person=_MAGIC)
+        for number in (len(name), len(nonce), model_count, len(sizes), *sizes):
+            self._digest.update(number.to_bytes(8, "little"))
+        self._digest.update(name)
+        self._digest.update(nonce)
+        self._start = self._digest.copy()
+
+    def sealed(self, index: int) -> bytes:
+        """The start of a file's head, which depends on the lengths of all files and not on their content."""
+        seal = self._start.copy()
+        # No content begins with this byte: see ``add``.
+        seal.update(b"\2" + index.to_bytes(8, "little"))
+        return _MAGIC + self._nonce + seal.digest()
+
+    def add(self, block: memoryview) -> bool:
+        """Adds the next block; whether it needs to be written, which a whole block of zeros does not."""
+        if block.nbytes == BLOCK_BYTES and block.obj == _ZEROS:
+            self._digest.update(b"\0")
+            return False
+        self._digest.update(b"\1")
+        self._digest.update(block)
+        return True
+
+    def digest(self) -> bytes:
+        """Of everything that was added."""
+        return self._digest.digest()
+
+
+class _File(NamedTuple):
+    """The content of a cache file."""
+
+    fd: int
+    size_bytes: int
+
+    def fill(self, block: memoryview, at: int) -> None:
+        _read(self.fd, block, _HEAD_BYTES + at)
+
+
+class _Content:
+    """A piece that is saved.
+
+    Args:
+        piece: The piece.
+        stack: Closes what this opens.
+    """
+
+    def __init__(self, piece: bytes | memoryview | Parts, stack: contextlib.ExitStack) -> None:
+        parts = piece.parts if isinstance(piece, Parts) else [piece]
+        self._parts: list[tuple[int, int, int | npt.NDArray[np.uint8], int]] = []
+        self.size_bytes = 0
+        for part in parts:
+            if isinstance(part, Memory):
+                begin = _aligned(self.size_bytes)
+                self._parts.append((begin, part.size_bytes, _duplicate(part, stack), part.offset))
+                self.size_bytes = begin + part.size_bytes
+            else:
+                array = np.frombuffer(part, np.uint8)
+                self._parts.append((self.size_bytes, array.nbytes, array, 0))
+                self.size_bytes += array.nbytes
+
+    def fill(self, block: memoryview, at: int) -> None:
+        """Copies the content from ``at`` on into a block."""
+        place = np.frombuffer(block, np.uint8)
+        place.fill(0)
+        for begin, size_bytes, part, offset in self._parts:
+            first, end = max(at, begin), min(at + block.nbytes, begin + size_bytes)
+            if first >= end:
+                continue
+            if isinstance(part, int):
+                # Reading the mapping instead would add pages to a sparse pool.
+                _read(part, block[first - at : end - at], offset + first - begin)
+            else:
+                place[first - at : end - at] = part[first - begin : end - begin]
+
+
+def _duplicate(pool: Memory, stack: contextlib.ExitStack) -> int:
+    """The pool's descriptor, which the application cannot close during the copy."""
+    fd = fcntl.fcntl(pool.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+    stack.callback(os.close, fd)
+    status = os.fstat(fd)
+    if (status.st_dev, status.st_ino) != pool.file:
+        raise ValueError("memory: the pool was closed")
+    return fd
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
+
+def _copy(source: _Content | _File, fd: int, offset: int, saving: _Saving | None) -> None:
+    scratch = bytearray(min(BLOCK_BYTES, source.size_bytes))
+    for at in range(0, source.size_bytes, BLOCK_BYTES):
+        between_pieces()
+        block = memoryview(scratch)[: source.size_bytes - at]
+        source.fill(block, at)
+        if saving is None or saving.add(block):
+            _write(fd, block, offset + at)
+
+
+def _check_same(found: Sequence[bytes], expected: Sequence[bytes]) -> None:
+    if not hmac.compare_digest(b"".join(found), b"".join(expected)):
         raise GeneralFailure(
             "compilation cache: expected the files as they were saved with this token by this driver, got changed ones"
         )
-    count = len(cache.model)
-    return CacheContents(pieces[:count], pieces[count:])
-
-
-def _digest(token: bytes, driver: str, nonce: bytes, model_count: int, pieces: Sequence[memoryview]) -> bytes:
-    digest = hashlib.blake2b(key=token, digest_size=_DIGEST_BYTES, person=_MAGIC)
-    name = driver.encode()
-    for number in (len(name), len(nonce), model_count, len(pieces), *(piece.nbytes for piece in pieces)):
-        digest.update(number.to_bytes(8, "little"))
-    digest.update(name)
-    digest.update(nonce)
-    for piece in pieces:
-        digest.update(piece)
-    return digest.digest()
 
 
 def _check_regular(fd: int) -> int:
@@ -163,36 +335,40 @@ def _check_regular(fd: int) -> int:
     return status.st_size
 
 
-def _write(fd: int, offset: int, data: memoryview) -> None:
+def _write(fd: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(fd, data, offset)
         data, offset = data[written:], offset + written
 
 
-def _read_all(cache: CacheFiles) -> list[bytearray]:
+def _read(fd: int, place: memoryview, offset: int) -> None:
+    while place:
+        count = os.preadv(fd, [place], offset)
+        if not count:
+            raise OSError(0, "it became shorter")
+        place, offset = place[count:], offset + count
+
+
+def _read_bytes(memory: Memory, size_bytes: int) -> bytes:
+    """The first bytes of a private memory, read without the interpreter's lock."""
+    parts = [
+        os.pread(memory.fileno(), min(_READ_BYTES_MAX, size_bytes - offset), offset)
+        for offset in range(0, size_bytes, _READ_BYTES_MAX)
+    ]
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _content_sizes(cache: CacheFiles) -> list[int]:
     fds = (*cache.model, *cache.data)
     sizes = [_check_regular(fd) for fd in fds]
     if max(sizes, default=0) > FILE_BYTES_MAX:
         raise OSError(0, f"expected at most {FILE_BYTES_MAX} bytes, got {max(sizes)}")
     if cache.bytes_max is not None and sum(sizes) > cache.bytes_max:
         raise OSError(0, f"expected at most {cache.bytes_max} bytes together, got {sum(sizes)}")
-    # A large file that aionn did not write is not read to its end.
-    if any(os.pread(fd, len(_MAGIC), 0) != _MAGIC for fd in fds):
+    is_ours = min(sizes, default=0) >= _HEAD_BYTES and cache.model
+    if not is_ours or any(os.pread(fd, len(_MAGIC), 0) != _MAGIC for fd in fds):
         raise OSError(0, "expected files that this version of aionn saved")
-    return [_read(fd, size_bytes) for fd, size_bytes in zip(fds, sizes, strict=True)]
-
-
-def _read(fd: int, size_bytes: int) -> bytearray:
-    data = bytearray(size_bytes)
-    view, read_bytes = memoryview(data), 0
-    while read_bytes < size_bytes:
-        count = os.preadv(fd, [view[read_bytes:]], read_bytes)
-        if not count:
-            break
-        read_bytes += count
-    view.release()
-    del data[read_bytes:]
-    return data
+    return [size_bytes - _HEAD_BYTES for size_bytes in sizes]
 
 
 class _ModelOnDisk(msgspec.Struct, frozen=True):
@@ -208,36 +384,54 @@ _DECODER = msgspec.msgpack.Decoder(_ModelOnDisk)
 
 
 def encode_model(model: Model) -> CacheContents:
-    """A model as one model piece and one data piece, which has the constants."""
+    """A model as one model piece and one data piece, which has the constants: parts of the model, not copies.
+
+    Raises:
+        ValueError: It has more than ``POOLS_MAX`` pools, or its structure is longer than ``STRUCTURE_BYTES_MAX``.
+    """
+    if len(model.pools) > POOLS_MAX:
+        raise ValueError(f"expected at most {POOLS_MAX} pools, got {len(model.pools)}")
     bare = msgspec.structs.replace(model, operand_values=b"", pools=())
     sizes = tuple(pool.size_bytes for pool in model.pools)
     structure = _ENCODER.encode(_ModelOnDisk(bare, len(model.operand_values), sizes))
-    return CacheContents(
-        [structure], [b"".join([model.operand_values, *(p.array.data for p in model.pools)])]
-    )
+    return CacheContents([checked_structure(structure)], [Parts((model.operand_values, *model.pools))])
 
 
 def decode_model(contents: CacheContents) -> Model:
-    """The model that was encoded; constants in pools are in new memory.
+    """The model that was encoded; constants in pools are in new memory, which is that of loaded contents.
 
     Raises:
         GeneralFailure: The contents do not describe a model.
-        ResourceExhausted: No memory is left for the pools.
+        ResourceExhausted: No memory or descriptor is left for the pools.
     """
     try:
-        on_disk = _DECODER.decode(contents.model[0])
+        on_disk = _DECODER.decode(checked_structure(contents.model[0]))
         data = contents.data[0]
     except (msgspec.MsgspecError, IndexError, ValueError, RecursionError) as e:
         raise GeneralFailure(f"compilation cache: expected a model: {e}") from e
-    if on_disk.value_bytes + sum(on_disk.pool_bytes) != len(data):
-        raise GeneralFailure("compilation cache: the constants are not those of the model")
-    pools = []
-    offset = on_disk.value_bytes
+    if contents.memories and not isinstance(data, Parts):
+        memory, data_bytes = contents.memories[0], memoryview(data).nbytes
+    else:
+        memory, data_bytes = _stored(data)
+    offsets, end = [], on_disk.value_bytes
     for size_bytes in on_disk.pool_bytes:
-        memory = Memory.create(size_bytes, name="aionn-constants")
-        memory.array[:] = np.frombuffer(data, np.uint8, size_bytes, offset)
-        pools.append(memory)
-        offset += size_bytes
-    return msgspec.structs.replace(
-        on_disk.model, operand_values=bytes(data[: on_disk.value_bytes]), pools=tuple(pools)
+        offsets.append(_aligned(end))
+        end = offsets[-1] + size_bytes
+    is_legal = on_disk.value_bytes >= 0 and min(on_disk.pool_bytes, default=1) > 0
+    if not is_legal or len(offsets) > POOLS_MAX or end != data_bytes:
+        raise GeneralFailure("compilation cache: the constants are not those of the model")
+    pools = tuple(
+        Memory.from_fd(memory.fileno(), size_bytes=size_bytes, offset=offset)
+        for size_bytes, offset in zip(on_disk.pool_bytes, offsets, strict=True)
     )
+    values = _read_bytes(memory, on_disk.value_bytes)
+    return msgspec.structs.replace(on_disk.model, operand_values=values, pools=pools)
+
+
+def _stored(piece: bytes | memoryview | Parts) -> tuple[Memory, int]:
+    """A piece in a memory of its own, and its size."""
+    with contextlib.ExitStack() as stack:
+        content = _Content(piece, stack)
+        memory = Memory.create(max(1, content.size_bytes), name="aionn-constants")
+        _copy(content, memory.fileno(), 0, None)
+    return memory, content.size_bytes

@@ -23,7 +23,7 @@ import numpy as np
 
 from aionn.drivers.kit.arguments import Array, OutputArea
 from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
-from aionn.drivers.kit.caching import CacheContents
+from aionn.drivers.kit.caching import CacheContents, checked_structure, file_bytes
 from aionn.drivers.kit.engines.installed import thread_count
 from aionn.drivers.kit.engines.support import Unsupported, single_operation_model
 from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
@@ -210,8 +210,14 @@ class EngineDevice(BlockingDevice):
     ) -> EnginePreparedModel:
         """The cache has the lowered or compiled model: nothing is lowered again."""
         try:
-            kept = _DECODER.decode(contents.model[0])
-            return self.load(kept, bytes(contents.data[0]), priority, deadline_ns)
+            structure = checked_structure(contents.model[0])
+        except (IndexError, ValueError) as e:
+            raise GeneralFailure(f"compilation cache: expected a lowered model: {e}") from e
+        try:
+            kept = _DECODER.decode(structure)
+            file = file_bytes(contents)
+            del contents  # The engine needs memory, and has its file.
+            return self.load(kept, file, priority, deadline_ns)
         except (msgspec.MsgspecError, IndexError, RecursionError) as e:
             raise GeneralFailure(f"compilation cache: expected a lowered model: {e}") from e
         except Unsupported as e:
@@ -346,7 +352,7 @@ class EnginePreparedModel(BlockingPreparedModel):
         is_relaxed = self.model.relax_computation_float32_to_float16
         model = Model(arguments, relax_computation_float32_to_float16=is_relaxed)
         kept = Kept(model, self._lowered.is_read, values, msgspec.Raw(_ENCODER.encode(details)))
-        return CacheContents([_ENCODER.encode(kept)], [file])
+        return CacheContents([checked_structure(_ENCODER.encode(kept))], [file])
 
     def release(self) -> None:
         # The file is as large as the model, and a reference to a closed prepared model must not keep it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 import threading
@@ -261,6 +262,19 @@ async def test_cache_of_something_else_is_refused(engine: Any, files: CacheFiles
             caching.save(files, CacheContents([wrong[0]], [wrong[1]]), driver=device._driver)
             with pytest.raises(GeneralFailure, match="compilation cache"):
                 await device.prepare_model_from_cache(files)
+
+
+async def test_long_structure_is_neither_saved_nor_decoded(
+    engine: Any, files: CacheFiles, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine.make() as device:
+        await (await device.prepare_model(small.sum_model(), cache=files)).aclose()
+        monkeypatch.setattr(caching, "STRUCTURE_BYTES_MAX", 1)
+        with pytest.raises(GeneralFailure, match="structure of at most"):
+            await device.prepare_model_from_cache(files)
+        os.ftruncate(files.model[0], 0)
+        await (await device.prepare_model(small.sum_model(), cache=files)).aclose()
+        assert os.fstat(files.model[0]).st_size == 0
 
 
 async def test_damaged_file_is_refused_before_the_engine_reads_it(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import fcntl
 import os
 import threading
 import tracemalloc
@@ -27,6 +29,7 @@ from aionn.hal import (
     OperandType,
     OperationType,
 )
+from aionn.hal.pieces import pausing
 from aionn.models.builder import GraphBuilder
 
 TOKEN = bytes(range(32))
@@ -314,7 +317,7 @@ async def test_another_version_of_the_driver_does_not_read_it(files: Any) -> Non
     own: Files = files("version")
     contents = caching.CacheContents([b"model"], [b"data"])
     caching.save(own.cache(), contents, driver="driver 1")
-    assert caching.load(own.cache(), driver="driver 1") == contents
+    assert caching.load(own.cache(), driver="driver 1")[:2] == contents[:2]
     with pytest.raises(GeneralFailure):
         caching.load(own.cache(), driver="driver 2")
 
@@ -363,3 +366,199 @@ def test_files_that_are_large_or_none_of_ours_are_not_read(tmp_path: Path) -> No
         tracemalloc.stop()
         for fd in fds:
             os.close(fd)
+
+
+LARGE_BYTES = 32 << 20
+
+
+def sparse(size_bytes: int) -> int:
+    """A sealed memory without pages."""
+    fd = os.memfd_create("sparse", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size_bytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
+class Sizes:
+    """The sizes of what is read, written, hashed and allocated from here on.
+
+    Attributes:
+        largest: The most bytes of one step.
+        created: Sizes of the shared memories.
+        all_read: Bytes that were read in all.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.largest = self.all_read = 0
+        self.created: list[int] = []
+        pwrite, preadv, create, add = os.pwrite, os.preadv, Memory.create, caching._Saving.add
+
+        def counted_pwrite(fd: int, data: memoryview, offset: int) -> int:
+            self.largest = max(self.largest, len(data))
+            return pwrite(fd, data, offset)
+
+        def counted_preadv(fd: int, places: list[memoryview], offset: int) -> int:
+            count = preadv(fd, places, offset)
+            self.largest, self.all_read = max(self.largest, count), self.all_read + count
+            return count
+
+        def counted_add(saving: Any, block: memoryview) -> bool:
+            self.largest = max(self.largest, len(block))
+            return add(saving, block)
+
+        def counted_create(size_bytes: int, **arguments: Any) -> Memory:
+            self.created.append(size_bytes)
+            return create(size_bytes, **arguments)
+
+        monkeypatch.setattr(os, "pwrite", counted_pwrite)
+        monkeypatch.setattr(os, "preadv", counted_preadv)
+        monkeypatch.setattr(caching._Saving, "add", counted_add)
+        monkeypatch.setattr(Memory, "create", counted_create)
+
+
+@pytest.fixture
+def memfds() -> Iterator[CacheFiles]:
+    fds = [os.memfd_create(name) for name in ("model", "data")]
+    yield CacheFiles(fds[:1], fds[1:], TOKEN)
+    for fd in fds:
+        os.close(fd)
+
+
+def test_large_sparse_pool_is_saved_and_restored_in_blocks(
+    memfds: CacheFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd = sparse(LARGE_BYTES)
+    os.pwrite(fd, b"last", LARGE_BYTES - 4)
+    own = msgspec.structs.replace(binary(OperationType.MUL), pools=(Memory.from_fd(fd),))
+    pages = os.fstat(fd).st_blocks
+    sizes = Sizes(monkeypatch)
+    tracemalloc.start()
+    try:
+        caching.save(memfds, caching.encode_model(own), driver="one")
+        assert os.fstat(fd).st_blocks == pages  # Reading its holes adds no pages.
+        assert os.fstat(memfds.data[0]).st_blocks * 512 < 3 * caching.BLOCK_BYTES
+        assert not sizes.created
+        again = caching.decode_model(caching.load(memfds, driver="one"))
+        assert tracemalloc.get_traced_memory()[1] < 4 * caching.BLOCK_BYTES
+    finally:
+        tracemalloc.stop()
+        os.close(fd)
+    assert sizes.largest == caching.BLOCK_BYTES
+    assert sum(sizes.created) <= sum(os.fstat(fd).st_size for fd in (*memfds.model, *memfds.data))
+    assert again.operand_values == own.operand_values
+    assert bytes(again.pools[0].array[-4:]) == b"last"
+    assert not again.pools[0].array[:-4].any()
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_parts_of_any_length_come_back(memfds: CacheFiles, is_loaded: bool) -> None:
+    rng = np.random.default_rng(2)
+    own = msgspec.structs.replace(binary(OperationType.MUL), operand_values=rng.bytes(5001))
+    lengths = (1, caching.BLOCK_BYTES - 1, 3 * caching.BLOCK_BYTES + 77, 4096)
+    pools = [Memory.create(length) for length in lengths]
+    for pool in pools:
+        pool.array[:] = rng.integers(0, 256, pool.size_bytes, np.uint8)
+    pools[2].array[caching.BLOCK_BYTES : -500] = 0
+    contents = caching.encode_model(msgspec.structs.replace(own, pools=tuple(pools)))
+    if is_loaded:
+        caching.save(memfds, contents, driver="one")
+        contents = caching.load(memfds, driver="one")
+    again = caching.decode_model(contents)
+    assert again.operand_values == own.operand_values
+    for pool, same in zip(pools, again.pools, strict=True):
+        np.testing.assert_array_equal(pool.array, same.array)
+        same.array[0] ^= 1  # New memory.
+        assert pool.array[0] != same.array[0]
+
+
+def test_file_of_an_engine_comes_back_as_one_object(memfds: CacheFiles) -> None:
+    file = np.random.default_rng(3).bytes(2 * caching.BLOCK_BYTES + 5)
+    for each in (file, b""):
+        contents = caching.CacheContents([b"model"], [each])
+        assert caching.file_bytes(contents) == each
+        caching.save(memfds, contents, driver="one")
+        assert caching.file_bytes(caching.load(memfds, driver="one")) == each
+
+
+@pytest.mark.parametrize("is_of_another_length", [False, True])
+def test_large_file_without_a_right_head_is_not_read(
+    memfds: CacheFiles, monkeypatch: pytest.MonkeyPatch, is_of_another_length: bool
+) -> None:
+    caching.save(memfds, caching.CacheContents([b"model"], [b"data"]), driver="one")
+    if not is_of_another_length:
+        magic = os.pread(memfds.data[0], 8, 0)
+        os.ftruncate(memfds.data[0], 0)
+        os.pwrite(memfds.data[0], magic, 0)
+    os.ftruncate(memfds.data[0], LARGE_BYTES)
+    sizes = Sizes(monkeypatch)
+    with pytest.raises(GeneralFailure, match="as they were saved"):
+        caching.load(memfds, driver="one")
+    assert not sizes.all_read
+    assert not sizes.created
+
+
+def test_saving_and_restoring_end_between_two_blocks(memfds: CacheFiles) -> None:
+    contents = caching.CacheContents([b"model"], [bytes(5 * caching.BLOCK_BYTES)])
+    blocks = 0
+
+    def pause() -> None:
+        nonlocal blocks
+        blocks += 1
+        if blocks == 3:
+            raise GeneralFailure("cancelled")
+
+    def ended(call: Any) -> None:
+        nonlocal blocks
+        blocks = 0
+        pausing(pause)
+        with pytest.raises(GeneralFailure, match="cancelled"):
+            call()
+
+    caching.save(memfds, contents, driver="one")
+    contextvars.copy_context().run(ended, lambda: caching.load(memfds, driver="one"))
+    contextvars.copy_context().run(ended, lambda: caching.save(memfds, contents, driver="one"))
+    assert [os.fstat(fd).st_size for fd in (*memfds.model, *memfds.data)] == [0, 0]
+
+
+def test_model_whose_pools_are_closed_or_many_is_not_saved(memfds: CacheFiles) -> None:
+    model = binary(OperationType.MUL)
+    pool = Memory.create(4096)
+    with pytest.raises(ValueError, match="at most 256 pools"):
+        caching.encode_model(msgspec.structs.replace(model, pools=(pool,) * 257))
+    pool.close()
+    with pytest.raises(ValueError, match="closed"):
+        caching.save(memfds, caching.encode_model(msgspec.structs.replace(model, pools=(pool,))), driver="d")
+
+
+@pytest.mark.parametrize("lengths", [(24, (-1,)), (24, (0,)), (-1, ()), (25, ()), (0, (1,) * 300)])
+def test_lengths_that_no_model_has_are_refused(lengths: tuple[int, tuple[int, ...]]) -> None:
+    model = binary(OperationType.MUL)
+    bare = msgspec.structs.replace(model, operand_values=b"")
+    on_disk = msgspec.msgpack.encode(caching._ModelOnDisk(bare, *lengths))
+    with pytest.raises(GeneralFailure, match="not those of the model"):
+        caching.decode_model(caching.CacheContents([on_disk], [bytes(24)]))
+
+
+def test_long_structures_are_neither_saved_nor_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = caching.encode_model(binary(OperationType.MUL))
+    monkeypatch.setattr(caching, "STRUCTURE_BYTES_MAX", len(contents.model[0]) - 1)
+    with pytest.raises(ValueError, match="a structure of at most"):
+        caching.encode_model(binary(OperationType.MUL))
+    with pytest.raises(GeneralFailure, match="a structure of at most"):
+        caching.decode_model(contents)
+
+
+async def test_prepared_model_is_released_if_its_saving_is_ended(
+    reference: ReferenceDevice, memfds: CacheFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = []
+
+    def ended(*_: Any, **__: Any) -> None:
+        raise GeneralFailure("cancelled")
+
+    prepared_class = type(await reference.prepare_model(binary(OperationType.MUL)))
+    monkeypatch.setattr(prepared_class, "release", lambda prepared: released.append(1))
+    monkeypatch.setattr(caching, "save", ended)
+    with pytest.raises(GeneralFailure, match="cancelled"):
+        await reference.prepare_model(binary(OperationType.MUL), cache=memfds)
+    assert len(released) == 1
