@@ -7,14 +7,18 @@ Invariants:
 2. One request is in flight. The one after a cancelled one is sent when the result of that was read.
 3. A result has one reader: the task that awaits the launch, which then has it in the turn of the loop in which it comes; or a task
    of this end, once a launch was cancelled or its fence was asked for.
-4. When the driver's death is reported, the pending launches are done immediately: with the result, where the driver had written it
-   before, otherwise with DEAD_OBJECT.
+4. When the driver's death is reported, the pending launches are done immediately: with the result, where it was read or the driver
+   had written it before, otherwise with DEAD_OBJECT.
 5. A request with a device memory, which a packet cannot express, goes through the prepared model instead.
+6. A launch that was sent is done when its result was read, when the driver's end has ended, or when its process has: never because
+   the caller closed this end, nor because reading failed. The device may use its memory until then.
+7. A slot means another memory only after the driver has confirmed that it forgot the first one. A driver that cannot is broken,
+   and the burst is dead.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, NamedTuple
@@ -43,6 +47,7 @@ from aionn.errors import (
     MissedDeadline,
     ResourceExhausted,
     error_for_status,
+    general_failure_of,
     with_driver_traceback,
 )
 from aionn.hal import (
@@ -64,6 +69,8 @@ from fences import SyncFence
 
 __all__ = ["QUEUE_BYTES", "BurstController"]
 
+_logger = logging.getLogger("aionn.burst")
+
 QUEUE_BYTES = 1 << 16
 """Capacity of each queue: the 1,024 datums of the spec's users, at some 20 bytes each, fit three times."""
 
@@ -78,7 +85,8 @@ POLLING_PAUSE_MAX = 64
 after each further one. So one that was disturbed costs the next ones little, and a model that is too long costs the loop little."""
 
 END_S_MAX = 1.0
-"""Limit of the wait for the driver at the end of a burst; the driver first lets a running execution end."""
+"""Limit of the wait for the driver when a burst is closed; the driver first lets a running execution end. After it the queues stay
+open as long as an execution may run."""
 
 assert QUEUE_BYTES <= PACKET_BYTES_MAX
 
@@ -87,7 +95,7 @@ assert next_state(_IDLE, "send") is _IN_FLIGHT and next_state(_IN_FLIGHT, "resul
 
 
 UNWATCHED_S = 0.01
-"""Interval between looks for a result while the event loop has no room to watch the queue."""
+"""Interval between looks for a result while the event loop has no room to watch the queue, or no memory."""
 
 
 class _Packet(NamedTuple):
@@ -136,8 +144,10 @@ class BurstController(BurstDefaults):
     Args:
         requests: Queue that the driver reads; owned by this object from now on.
         results: Queue that the driver writes; owned by this object from now on. It spins for ``polling_ns``.
-        free_slot: Notifies the driver that a memory slot is free.
-        end: Notifies the driver that the burst has ended.
+        free_slot: Notifies the driver that a memory slot is free, and returns when the driver has forgotten it.
+        end: Notifies the driver that the burst has ended, and returns when the driver's end has ended: its execution is over then.
+            Raises DeadObject when the process is gone.
+        is_hanging: Whether the driver has left so much unanswered that closing does not wait for that.
         model: Executes requests that packets cannot express, and is kept alive as long as this end is: a driver ends the bursts of
             a prepared model that is freed. None refuses such requests.
         polling_ns: How long an execution may look for its result before it sleeps. The event loop is blocked during the window;
@@ -151,6 +161,7 @@ class BurstController(BurstDefaults):
         *,
         free_slot: Callable[[int], Awaitable[None]],
         end: Callable[[], Awaitable[None]],
+        is_hanging: Callable[[], bool] = lambda: False,
         model: PreparedModel | None = None,
         polling_ns: int = 0,
     ) -> None:
@@ -158,6 +169,8 @@ class BurstController(BurstDefaults):
         self._results = results
         self._free_slot = free_slot
         self._end = end
+        self._is_hanging = is_hanging
+        self._ended = anyio.Event()
         self._model = model
         self._polling_ns = polling_ns
         self._polling_pause = 0
@@ -317,7 +330,7 @@ class BurstController(BurstDefaults):
         except fmq.Error as e:
             self._unused(launch.temporary)
             raise ResourceExhausted(f"burst: the request does not fit the queue: {e}", transient=False) from e
-        except Error:
+        except BaseException:
             self._unused(launch.temporary)
             raise
         self._sent = launch
@@ -367,7 +380,7 @@ class BurstController(BurstDefaults):
                         outcome = DeadObject(f"burst: {self._why_dead}")
                     except fmq.Error as e:
                         outcome = GeneralFailure(f"burst: the result cannot be read: {e}")
-                    except OSError:
+                    except (OSError, MemoryError):
                         # The event loop has no room to watch the results, and the device is at work.
                         await anyio.sleep(UNWATCHED_S)
                 if launch.temporary:
@@ -398,10 +411,19 @@ class BurstController(BurstDefaults):
             self._has_reader = begin(self._read_on(), "aionn-burst-results")
 
     async def _read_on(self) -> None:
+        is_logged = False
         try:
             while self._sent is not None:
-                with contextlib.suppress(Error):
+                try:
                     await self.received(self._sent, in_task=True)
+                except Error:
+                    pass  # It is the launch's outcome.
+                except Exception:
+                    # The launch must not end without its result: the device may be at work.
+                    if not is_logged:
+                        _logger.exception("burst: reading a result failed, and is tried again")
+                    is_logged = self._has_reader = True
+                    await anyio.sleep(UNWATCHED_S)
         finally:
             self._has_reader = False
 
@@ -424,14 +446,20 @@ class BurstController(BurstDefaults):
 
     async def _free_temporary(self, launch: _BurstLaunch) -> None:
         while launch.temporary:
-            # The driver forgets the slot before it can mean another memory.
-            slot = launch.temporary[-1]
+            await self._free(launch.temporary[-1])
+            launch.temporary = launch.temporary[:-1]
+
+    async def _free(self, slot: int) -> None:
+        """Frees a slot at the driver, then here. Raises nothing."""
+        if self._state is _IDLE:
             try:
                 await self._free_slot(slot)
-            except Error:
-                break  # The driver died, and forgot it.
-            launch.temporary = launch.temporary[:-1]
-            self._slots.free_slot(slot)
+            except Exception as e:
+                # The driver may still take the slot for this memory. Slots that are never used again would fill the tables of both
+                # ends, with their memories, so the burst ends here, where the reason is known. Results that were read stay valid.
+                if self._state is _IDLE:
+                    self.peer_died(f"the driver cannot free a memory slot: {e or type(e).__name__}")
+        self._slots.free_slot(slot)  # The driver has forgotten it, or no other request names it.
 
     def _send_waiting(self) -> None:
         waiting, self._waiting = self._waiting, None
@@ -440,18 +468,22 @@ class BurstController(BurstDefaults):
             self._send(waiting)
         except Error as e:
             waiting.finish(e.with_traceback(None))
+        except Exception as e:  # A launch that was not sent and has no end would be waited for without end.
+            waiting.finish(general_failure_of(e, "burst").with_traceback(None))
 
     def _outcome_of(self, payload: bytes) -> ExecutionResult | Error:
         try:
             result = decode_result(payload)
+            if result.status == ErrorStatus.NONE:
+                self._last_result = ExecutionResult(True, result.output_shapes, result.timing)
+            elif result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+                self._last_result = ExecutionResult(False, result.output_shapes)
+            else:
+                return _error_of(result)
         except MalformedPacket as e:
             return GeneralFailure(f"burst: the result cannot be read: {e}")
-        if result.status == ErrorStatus.NONE:
-            self._last_result = ExecutionResult(True, result.output_shapes, result.timing)
-        elif result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-            self._last_result = ExecutionResult(False, result.output_shapes)
-        else:
-            return _error_of(result)
+        except Exception as e:  # The packet is taken from the queue: there will be no other.
+            return general_failure_of(e, "burst: the result cannot be read")
         self._last_payload = payload
         return self._last_result
 
@@ -459,32 +491,38 @@ class BurstController(BurstDefaults):
         """Ends the pending call, and every later one, with DEAD_OBJECT. Call it in the event loop's thread."""
         self._why_dead = why
         self._state = next_state(self._state, "peer died")
-        if self._state == BurstState.DEAD:
-            self._take_last_result()
-            self._results.interrupt()
-        self._end_launches(f"burst: {why}")
-
-    def _take_last_result(self) -> None:
-        """Ends the launch whose result the driver has written, although the news of its death came first."""
-        if self._sent is None:
+        if self._state is BurstState.CLOSED:
+            self._release(f"burst: {why}")
             return
+        self._end_launches(f"burst: {why}")
+        self._results.interrupt()
+
+    def _end_launches(self, why: str) -> None:
+        """Ends what is in flight or waits: the driver is done with it. Its result counts where it was read or written before."""
+        sent, self._sent = self._sent, None
+        self._launch = None  # A launch refers to this end.
+        if sent is not None:
+            self._end_launch(sent, sent.received or self._last_outcome() or DeadObject(why))
+        self._end_waiting(why)
+
+    def _end_waiting(self, why: str) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._end_launch(waiting, DeadObject(why))
+
+    def _end_launch(self, launch: _BurstLaunch, outcome: ExecutionResult | Error) -> None:
+        self._unused(launch.temporary)
+        launch.temporary = ()
+        launch.request = launch.received = None
+        launch.finish(outcome)
+
+    def _last_outcome(self) -> ExecutionResult | Error | None:
+        """The outcome that the driver has written, although the news of its end came first."""
         try:
             payload = self._results.read_message()
         except fmq.Error:
-            return
-        if payload is not None:
-            sent, self._sent = self._sent, None
-            sent.request = None
-            sent.finish(self._outcome_of(payload))
-
-    def _end_launches(self, why: str) -> None:
-        """Ends what is in flight or waits: the driver is done with it."""
-        launches, self._sent, self._waiting = (self._sent, self._waiting), None, None
-        self._launch = None  # A launch refers to this end.
-        for launch in launches:
-            if launch is not None:
-                launch.request = None
-                launch.finish(DeadObject(why))
+            return None
+        return None if payload is None else self._outcome_of(payload)
 
     async def release_memory_resource(self, memory_identifier: int) -> None:
         """See ``aionn.hal.Burst``."""
@@ -494,29 +532,49 @@ class BurstController(BurstDefaults):
             )
         self._packets.clear()
         slot = self._slots.release(memory_identifier)
-        if slot is not None and self._state not in (BurstState.DEAD, BurstState.CLOSED):
-            await self._free_slot(slot)
+        if slot is not None:
+            try:
+                await self._free(slot)
+            except BaseException:
+                begin(self._free(slot), "aionn-burst-free-slot")  # Freed twice is freed.
+                raise
 
     async def aclose(self) -> None:
-        """Ends the burst and closes both queues. Idempotent."""
-        if self._state == BurstState.CLOSED:
+        """Ends the burst and closes both queues; these later where an execution may still run after ``END_S_MAX``. Idempotent."""
+        if self._state is BurstState.CLOSED:
             return
-        was_dead = self._state == BurstState.DEAD
         self._state = next_state(self._state, "close")
-        await finish(self._close(was_dead))
+        self._end_waiting("burst: it was closed")
+        self.read_on()  # The launch ends with its result, whatever the driver answers.
+        if begin(self._await_end(), "aionn-burst-end"):
+            await finish(self._wait_for_end())
 
-    async def _close(self, was_dead: bool) -> None:
+    async def _wait_for_end(self) -> None:
+        # A driver that hangs does not answer; its process is ended by its parent.
+        with anyio.move_on_after(0 if self._is_hanging() else END_S_MAX):
+            await self._ended.wait()
+        if self._sent is None:
+            self._release("burst: it was closed")  # There is nothing to wait for.
+
+    async def _await_end(self) -> None:
+        """Waits for the driver's end as long as the process lives."""
         try:
-            if not was_dead:
-                # A driver that hangs does not answer; its process is ended by its parent.
-                with anyio.move_on_after(END_S_MAX):
-                    await self._end()
-        except Error:
-            pass  # The driver ended during the call, so the burst has ended too.
+            await self._end()
+        except DeadObject:
+            pass  # The process is gone, and the burst with it.
+        except Exception:
+            _logger.exception("burst: the driver cannot end it")
+            if self._sent is not None:
+                await self._sent.done  # Its result, or the process's end.
         finally:
-            self._end_launches("burst: it was closed")
-            self._requests.close()
-            self._results.close()
+            self._release("burst: it was closed")
+
+    def _release(self, why: str) -> None:
+        """Nothing is executed any more: ends what is in flight, and closes both queues. Idempotent."""
+        self._end_launches(why)
+        self._requests.close()
+        self._results.close()
+        self._ended.set()
 
 
 def _error_of(result: BurstResult) -> Error:

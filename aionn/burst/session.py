@@ -99,14 +99,11 @@ class MemorySlots:
         return slot
 
     def release(self, identifier: int) -> int | None:
-        """Forgets a memory; returns its slot, None if it was unknown."""
-        slot = self._slot_by_identifier.pop(identifier, None)
-        if slot is not None:
-            self.free_slot(slot)
-        return slot
+        """Forgets a name; returns its slot, which keeps its memory until ``free_slot``; None if the name was unknown."""
+        return self._slot_by_identifier.pop(identifier, None)
 
     def free_slot(self, slot: int) -> None:
-        """Makes a slot free to be used again."""
+        """Makes a slot free to be used again; ignored if it is."""
         if self._memory_by_slot.pop(slot, None) is not None:
             self._free.append(slot)
 

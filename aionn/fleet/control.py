@@ -393,8 +393,8 @@ class ControlConnection:
             message = await decoded(payload, memories)
             if not isinstance(message, Reply):
                 raise InvalidArgument("connection: expected a reply of the node, got a call")
-        except Error as e:
-            self._lose(f"its reply cannot be read: {e}")
+        except Exception as e:  # Its caller would wait without end.
+            self._lose(f"its reply cannot be read: {e or type(e).__name__}")
             return
         finally:
             for memory in memories:

@@ -34,6 +34,7 @@ from aionn.errors import (
     InvalidArgument,
     MissedDeadline,
     error_for_status,
+    general_failure_of,
 )
 from aionn.fleet.connecting import GREET_S_MAX
 from aionn.fleet.control import ControlConnection
@@ -315,9 +316,9 @@ class DataConnection:
         self._number = number = next(self._numbers)
         try:
             body = launch.bound.body()
-        except Error as e:
+        except Exception as e:  # Nothing was sent, and the next execution may succeed.
             self.state = DataState.IDLE
-            self._over(e)
+            self._over(e if isinstance(e, Error) else general_failure_of(e, "execution"))
             return
         now_ns = control.now()
         sent_ns, remaining_ns = 0, None

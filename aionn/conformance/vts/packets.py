@@ -131,8 +131,8 @@ async def _remote(
         await channel.tell(FreeMemorySlot(handle, slot))
 
     async def end() -> None:
-        bursts.pop(handle, None)
         await channel.tell(EndBurst(handle))
+        bursts.pop(handle, None)
 
     controller = BurstController(requests, results, free_slot=free_slot, end=end)
     bursts[handle] = controller

@@ -43,6 +43,7 @@ from aionn.service.wire.protocol import (
     ConfigureBurstReply,
     CopyFrom,
     CopyTo,
+    Done,
     EndBurst,
     Execute,
     ExecuteFenced,
@@ -103,7 +104,28 @@ class _Owned:
             except BaseException:
                 self._channel.post(self._free)  # It may not have been sent. Freed twice is freed.
                 raise
-        _unanswered[self._channel] = _unanswered.get(self._channel, 0) + 1 if limit.cancelled_caught else 0
+        self._count(was_late=limit.cancelled_caught)
+
+    def _count(self, *, was_late: bool) -> None:
+        _unanswered[self._channel] = _unanswered.get(self._channel, 0) + 1 if was_late else 0
+
+    async def ended(self) -> None:
+        """Frees the handle and waits until it is free, as long as the process lives. Only the first call waits.
+
+        Raises:
+            DeadObject: The process is gone, or goes before it answers.
+            Error: Its answer is a failure.
+        """
+        if self._finalizer.detach() is None:
+            return
+        pending = self._channel.begin(self._free)
+        with anyio.move_on_after(FREE_S_MAX):
+            await pending.over()
+        if not pending.is_over:
+            self._count(was_late=True)
+            await pending.over()
+        self._channel.reply(pending, Done)
+        self._count(was_late=False)
 
 
 class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
@@ -232,11 +254,21 @@ class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
             await channel.tell(FreeMemorySlot(handle, slot))
 
         async def end() -> None:
+            try:
+                await owned.ended()
+            except DeadObject:
+                pass  # The burst has ended with its process.
+            # Not before: the process's end is the end of an execution that may run.
             bursts.pop(handle, None)
-            await owned.aclose()
 
         controller = BurstController(
-            requests, results, free_slot=free_slot, end=end, model=self, polling_ns=polling_ns
+            requests,
+            results,
+            free_slot=free_slot,
+            end=end,
+            is_hanging=lambda: _unanswered.get(channel, 0) >= UNANSWERED_MAX,
+            model=self,
+            polling_ns=polling_ns,
         )
         owned = _Owned(controller, channel, EndBurst(handle))
         bursts[handle] = controller

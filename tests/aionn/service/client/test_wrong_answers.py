@@ -14,17 +14,30 @@ import msgspec
 import pytest
 
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure
-from aionn.hal import BufferDesc, ExecutionPreference, Memory, OperandType, OperationType, Priority
+from aionn.hal import (
+    BufferDesc,
+    DataLocation,
+    ExecutionPreference,
+    Memory,
+    OperandType,
+    OperationType,
+    Priority,
+    Request,
+    RequestArgument,
+)
 from aionn.models.builder import GraphBuilder
 from aionn.service.client.connection import Connection
 from aionn.service.client.device import RemoteDevice
 from aionn.service.client.prepared import RemotePreparedModel
 from aionn.service.wire.protocol import (
     AllocateReply,
+    BurstEnded,
     Call,
     CallBody,
     ConfigureBurstReply,
     CopyTo,
+    Done,
+    EndBurst,
     ExecuteFencedReply,
     Failed,
     FreeBuffer,
@@ -135,6 +148,42 @@ async def test_two_bursts_with_one_number_are_refused() -> None:
         await connection.ended.wait()
         await first.aclose()
         await prepared.aclose()
+
+
+@pytest.mark.parametrize("end", ["answer", "refusal", "process"])
+async def test_launch_of_a_closed_burst_is_done_when_the_process_says_that_the_burst_has_ended(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aionn.service.client.prepared.FREE_S_MAX", 0.0)
+    monkeypatch.setattr("aionn.burst.controller.END_S_MAX", 0.0)
+    async with connected() as (connection, impostor):
+        launch = await _closed_during(connection, impostor)
+        asked = await impostor.receive()
+        assert isinstance(asked, Call) and isinstance(asked.body, EndBurst)
+        assert not launch.is_done and 5 in connection.bursts, "the device may be at work"
+        if end == "process":
+            connection.channel.close("it died")
+        elif end == "answer":
+            impostor.send(Reply(asked.id, Done()))
+        else:
+            impostor.send(Reply(asked.id, Failed(ErrorStatus.GENERAL_FAILURE, "no")))
+            impostor.send(Call(7, BurstEnded(5, "corrupt")))
+        with anyio.fail_after(WAIT_S_MAX), pytest.raises(DeadObject):
+            await launch
+        queues = launch._burst._requests, launch._burst._results
+        assert all(queue.closed for queue in queues)
+
+
+async def _closed_during(connection: Connection, impostor: Impostor) -> Any:
+    """A launch in flight in a burst that was closed."""
+    prepared = RemotePreparedModel(connection, 1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(impostor.answer_next, "ConfigureBurst", ConfigureBurstReply(5))
+        burst = await prepared.configure_execution_burst()
+    memory = Memory.create(64)
+    launch = burst.launch(Request((), (RequestArgument(location=DataLocation(0, 0, 4)),), (memory,)), [0])
+    await burst.aclose()
+    return launch
 
 
 @pytest.mark.parametrize("token", [0, -1])
