@@ -25,6 +25,7 @@ from collections.abc import Callable, Hashable
 
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
+from aionn.hal.callers import Connection
 from aionn.scheduler.bandwidth import BandwidthServer, Frame
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import (
@@ -58,7 +59,7 @@ class ClientJob(Job):
     Args:
         priority: Its class.
         deadline_ns: Absolute; None means no deadline.
-        owner: The client.
+        owner: The client, or its ``Connection``.
         model: The key by which its duration is learnt; None to learn nothing.
 
     Attributes:
@@ -115,30 +116,43 @@ class ClientJob(Job):
 
 
 class _Behind:
-    """Jobs of one client and class that wait behind the shown ones, the most urgent first.
+    """Jobs of one client and class that wait behind the shown ones, the most urgent first; connections of it take turns.
+
+    Each job has the number of a round, in which no other job of its connection is.
 
     Jobs that have left stay here until they come to the front or outnumber the rest, so that cancelling many jobs takes a time in
     proportion to their number.
     """
 
-    __slots__ = ("_count", "_heap")
+    __slots__ = ("_count", "_heap", "_last", "_round")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], ClientJob]] = []
+        self._heap: list[tuple[tuple[int, int, int], ClientJob]] = []
         self._count = 0
+        self._round = 0
+        self._last: dict[
+            Hashable, int
+        ] = {}  # The last round of each connection that has a job in the present one or later.
 
     def __len__(self) -> int:
         return self._count
 
     def push(self, job: ClientJob) -> None:
         job._is_behind = True
-        heapq.heappush(self._heap, (job.urgency(), job))
+        round_ = self._round
+        if job.number == UNPLANNED:  # One that was shown before has had its turn.
+            round_ = self._last[job.owner] = max(round_, self._last.get(job.owner, -1) + 1)
+        deadline_ns, arrival = job.urgency()
+        heapq.heappush(self._heap, ((deadline_ns, round_, arrival), job))
         self._count += 1
 
     def pop(self) -> ClientJob:
-        job = heapq.heappop(self._heap)[1]
+        (_, round_, _), job = heapq.heappop(self._heap)
         while not job._is_behind:
-            job = heapq.heappop(self._heap)[1]
+            (_, round_, _), job = heapq.heappop(self._heap)
+        self._round = max(self._round, round_)
+        if len(self._last) > 2 * len(self._heap) + 1:
+            self._last = {owner: last for owner, last in self._last.items() if last >= self._round}
         job._is_behind = False
         self._count -= 1
         return job
@@ -292,7 +306,7 @@ class SharedSlots:
             self._unshow(job)
             self._decide(self._now())
         elif job._is_behind:
-            self._behind[job.owner, job.priority].discard(job)
+            self._behind[_group(job)].discard(job)
             self._behind_count -= 1
 
     def release(self, job: ClientJob) -> None:
@@ -365,7 +379,7 @@ class SharedSlots:
         job.plan(next(self._numbers), now_ns, expected_ns)
 
     def _show_or_store(self, job: ClientJob, now_ns: int) -> None:
-        group = (job.owner, job.priority)
+        group = _group(job)
         shown = self._shown.setdefault(group, [])
         if len(shown) < len(self._slots):
             self._show(job, now_ns)
@@ -385,7 +399,7 @@ class SharedSlots:
         self._plan(job, now_ns)
         if self._queue.add(job, now_ns) is None:
             self._queued[job.number] = job
-            self._shown.setdefault((job.owner, job.priority), []).append(job)
+            self._shown.setdefault(_group(job), []).append(job)
             return
         # Its deadline has come: a started job checks that first.
         job.state = JobState.ENDED
@@ -397,7 +411,7 @@ class SharedSlots:
 
     def _unshow(self, job: ClientJob) -> None:
         """Shows the next job of the client and class of one that has left the queue."""
-        group = (job.owner, job.priority)
+        group = _group(job)
         shown = self._shown.get(group)
         if shown is None or job not in shown:
             return  # It was suspended, and shown before that.
@@ -489,6 +503,12 @@ class SharedSlots:
                 assert job is not None, "the end of a holder ends its preemption"
                 self._preempted_for[index] = None
                 self._slots[index].is_stopping = job.is_preempted = False
+
+
+def _group(job: ClientJob) -> tuple[Hashable, Priority]:
+    """The jobs that have one turn together."""
+    owner = job.owner
+    return owner.process if isinstance(owner, Connection) else owner, job.priority
 
 
 def _key(job: Job) -> Key:

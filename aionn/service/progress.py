@@ -9,6 +9,7 @@ Invariants:
    end of any, whichever came later, and at most a quarter of the limit after that.
 2. An idle device has no timer, after a quarter of the limit at the latest.
 3. Native calls, which begin and end without Python, count as well: they are looked at every quarter of the limit.
+4. A piece of work that is reported counts as the end of some work, and so does the end of the pause that this process makes then.
 
 Setting the timer starts a thread, some 30 microseconds, which a stream would pay for each frame. So it is set for a quarter more
 than the limit, and again only when it is older than a quarter; a thread of this module takes it away.
@@ -88,6 +89,22 @@ class Progress:
         """Something that the device does; from any thread."""
         # Without a watch this is in the way of every frame of a burst for nothing.
         return _NOTHING if self._hang_after_s is None else self._watched()
+
+    def moved_on(self, pause_s: float) -> None:
+        """A piece of the work under way has ended, and by its own rules this process sleeps so long before the next; from any
+        thread.
+        """
+        if self._hang_after_s is None:
+            return
+        with self._changed:
+            if self._closed or self._count == 0:
+                return
+            self._moved_s = moved_s = self._now_s() + pause_s
+            margin_s = self._hang_after_s / 4
+            if self._set_s is None or moved_s - self._set_s > margin_s:
+                faulthandler.dump_traceback_later(self._hang_after_s + margin_s + pause_s, exit=True)
+                self._set_s = moved_s
+                self._changed.notify()
 
     def watch(self, activity: NativeActivity) -> Callable[[], None]:
         """Watches native calls as well.

@@ -45,7 +45,7 @@ from aionn.hal import (
     check_abilities,
     check_launch,
 )
-from aionn.hal.callers import client_of_call
+from aionn.hal.callers import Connection, client_of_call
 from aionn.hal.pieces import pace_of_call
 from aionn.platform.loops import finish
 from aionn.service.host.bursts import Bursts
@@ -201,8 +201,8 @@ class Session:
         """Answers one call. Raises ``Error`` for what becomes a failed reply."""
         if not self.greeted.is_set() and not isinstance(body, Hello):
             raise InvalidArgument(f"service: expected Hello first, got {type(body).__name__}")
-        client_of_call.set(self)  # Each call has a task of its own.
-        pace_of_call.set(self._peer.pace())
+        client_of_call.set(Connection(self._peer, self))  # Each call has a task of its own.
+        pace_of_call.set(self._peer.pace(self._progress.moved_on))
         match body:
             case Hello():
                 return self._hello(body)
@@ -215,10 +215,8 @@ class Session:
             case SupportedOperations():
                 # Many may wait for their turn, with all their data.
                 model_bytes = await _model_bytes(body.model)
-                with (
-                    self.account.holding("memory_bytes", model_bytes),
-                    self._progress.work(),
-                ):
+                held = self.account.holding("memory_bytes", model_bytes)
+                with held, self._progress.work(), self._peer.preparing():
                     return SupportedOperationsReply(await self._device.supported_operations(body.model))
             case PrepareModel() | PrepareModelFromCache():
                 return await self._prepare(body)
@@ -279,7 +277,7 @@ class Session:
             # The restored model is as large as the files.
             memory_bytes = body.cache.size_bytes
         with self.account.taking("prepared_models"), self.account.taking("memory_bytes", memory_bytes):
-            with self._progress.work():
+            with self._progress.work(), self._peer.preparing():
                 prepared = await self._prepare_by(body, memory_bytes)
             check_abilities(prepared, PreparedModelDefaults, self._device.info.name)
             prepared.owner = self  # Clients of a shared device take turns among equals.

@@ -11,7 +11,8 @@ one, or one part of a large message, is taken in a turn of the loop, and each of
 some time, it is left to the other processes ``PAUSE`` times as long. Hence all that have a backlog get a share of
 ``1 / (1 + PAUSE)`` of it together. If all have one, none pauses. A thread that checks or prepares models for a process with a
 backlog sleeps by the same rule between short pieces of its work: it holds the lock of the interpreter, for which the loop and the
-threads of executions wait each time that they continue.
+threads of executions wait each time that they continue. There is one such thread for all processes, so while others wait for it, it
+sleeps no longer than it would for any of them.
 
 A process whose backlog does not end is a flood. The time that a process uses during its backlogs adds up, and is forgotten in the
 time between them. Beyond ``FLOOD_NS`` its turns are among those of the floods, after which the loop is left to the other processes
@@ -25,6 +26,7 @@ Invariants:
    loop, and its connections take turns in the order in which they came.
 2. A pause ends ``PAUSE_NS_MAX`` after what was used last, or before; that of a flood, ``FLOOD_PAUSE_NS_MAX`` after it.
 3. A flood never delays the turn of any other process.
+4. A process that waits until models of others are prepared waits for one of their pauses at most, unless it would pause itself.
 
 A rejected simpler way: equal shares. A client whose calls take half of the loop by themselves waits for most of another's messages
 then, and the median of its latency doubles.
@@ -35,7 +37,8 @@ from __future__ import annotations
 import time
 import types
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import anyio
@@ -181,13 +184,15 @@ class _Turns:
     Attributes:
         shares: Who is served.
         newcomers: What those have used that came a short time ago.
+        preparing: The number of calls in progress that check or prepare models, by process; processes without any are not in it.
     """
 
-    __slots__ = ("_locks", "newcomers", "shares")
+    __slots__ = ("_locks", "newcomers", "preparing", "shares")
 
     def __init__(self) -> None:
         self.shares = Shares()
         self.newcomers = Use()
+        self.preparing: dict[Peer, int] = {}
         self._locks = {False: anyio.Lock(), True: anyio.Lock()}
 
     async def next(self, *, is_flood: bool = False) -> None:
@@ -290,9 +295,38 @@ class Peer:
         """Sleeps for ``pause_after_packet_ns``, in the thread of the burst."""
         _sleep(self.pause_after_packet_ns(used_ns, time.monotonic_ns(), has_succeeded=has_succeeded))
 
-    def pace(self) -> Pace | None:
-        """For one call's work on a thread: to be called between short pieces of it. None for a process that is served alone."""
-        return None if self._turns is None else Pace(self)
+    def pause_while_preparing_ns(self, used_ns: int, now_ns: int) -> int:
+        """As ``pause_after_ns``, of the thread that checks and prepares models: no longer than that of any process that waits for
+        the thread. From any thread.
+        """
+        pause_ns = self.pause_after_ns(used_ns, now_ns)
+        if pause_ns and self._turns is not None:
+            for other in tuple(self._turns.preparing):  # A copy: the event loop changes it.
+                pause_ns = min(pause_ns, other.pause_after_ns(used_ns, now_ns))
+        return pause_ns
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """A call that checks or prepares a model, or waits for its turn to do so. In the event loop."""
+        if self._turns is None:
+            yield
+            return
+        preparing = self._turns.preparing
+        preparing[self] = preparing.get(self, 0) + 1
+        try:
+            yield
+        finally:
+            preparing[self] -= 1
+            if not preparing[self]:
+                del preparing[self]
+
+    def pace(self, on_piece: Callable[[float], None] | None = None) -> Pace | None:
+        """For one call's work on a model: to be called between short pieces of it. None for a process that is served alone.
+
+        Args:
+            on_piece: Called on the thread after each piece, with the seconds for which the thread sleeps then; None if not needed.
+        """
+        return None if self._turns is None else Pace(self, on_piece)
 
     def _has_backlog(self, now_ns: int) -> bool:
         return self.calls > 1 or now_ns < self._backlog_until_ns
@@ -350,12 +384,14 @@ class Pace:
 
     Args:
         peer: The process.
+        on_piece: See ``Peer.pace``.
     """
 
-    __slots__ = ("_before_ns", "_peer")
+    __slots__ = ("_before_ns", "_on_piece", "_peer")
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, on_piece: Callable[[float], None] | None) -> None:
         self._peer = peer
+        self._on_piece = on_piece
         self._before_ns: int | None = None
 
     def __call__(self) -> None:
@@ -364,7 +400,9 @@ class Pace:
         if self._before_ns is None or now_ns < self._before_ns:
             self._before_ns = now_ns  # On a thread of its own, or on another one than before.
         elif now_ns - self._before_ns >= PIECE_NS:
-            pause_ns = self._peer.pause_after_ns(now_ns - self._before_ns, time.monotonic_ns())
+            pause_ns = self._peer.pause_while_preparing_ns(now_ns - self._before_ns, time.monotonic_ns())
+            if self._on_piece is not None:
+                self._on_piece(pause_ns / 1e9)
             _sleep(pause_ns)
             self._before_ns = time.thread_time_ns()
 

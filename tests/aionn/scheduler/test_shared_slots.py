@@ -6,6 +6,7 @@ import pytest
 
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
+from aionn.hal.callers import Connection
 from aionn.scheduler.job import Preempt
 from aionn.scheduler.plain import PlainPolicy
 from aionn.scheduler.policy import PlanPolicy
@@ -64,6 +65,39 @@ def test_high_of_one_client_goes_before_low_of_another(policy):
     bench.enter("high", HIGH, owner="b")
     bench.enter("medium", owner="b")
     assert bench.run_all() == ["holder", "high", "medium", "low0", "low1", "low2"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_connections_of_a_process_have_one_turn_together_and_take_turns_at_it(policy):
+    bench = Bench(policy=policy)
+    flood, guest = Connection("node", "flood"), Connection("node", "guest")
+    bench.enter("holder", owner="c")
+    for number in range(4):
+        bench.enter(f"flood{number}", owner=flood)
+    for number in range(2):
+        bench.enter(f"guest{number}", owner=guest)
+    for number in range(3):
+        bench.enter(f"other{number}", owner=Connection("other", number))
+    assert bench.run_all() == [
+        *("holder", "flood0", "other0", "flood1", "other1", "guest0", "other2", "flood2", "guest1", "flood3"),
+    ]
+
+
+def test_no_connection_of_a_process_waits_for_all_that_come_later():
+    """Each of two others has its next job as soon as one has started, whatever waits already."""
+    bench = Bench()
+    owners = [Connection("node", number) for number in range(3)]
+    bench.enter("holder", owner="c")
+    for number in range(5):
+        bench.enter(f"0.{number}", owner=owners[0])
+    for number in range(50):
+        for owner in owners[1:]:
+            bench.enter(f"{owner.client}.{number}", owner=owner)
+        for _ in range(2):
+            bench.slots.release(next(job for job in bench.jobs.values() if job.slot is not None))
+    started = [name for name, _ in bench.log]
+    assert started.index("0.4") < 20, started
+    bench.run_all()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

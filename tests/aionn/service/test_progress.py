@@ -124,7 +124,44 @@ def test_closed_watch_has_no_timer_and_sets_none(timer: Timer) -> None:
 
 def test_without_a_limit_nothing_is_watched(timer: Timer) -> None:
     with Progress(None).work():
+        Progress(None).moved_on(1.0)
         assert timer.set_count == 0
+
+
+@pytest.mark.parametrize("pause_s", [0.0, LIMIT_S / 300, LIMIT_S / 3, 3 * LIMIT_S])
+def test_work_in_pieces_is_no_hang_however_long_the_process_pauses_between_them(
+    timer: Timer, pause_s: float
+) -> None:
+    progress = timer.watch(LIMIT_S)
+    with progress.work(), progress.work():  # One of them waits for its turn.
+        for _ in range(1000):
+            timer.now_s += LIMIT_S / 100
+            progress.moved_on(pause_s)
+            timer.now_s += pause_s
+            assert timer.rings_s is not None
+            assert LIMIT_S <= timer.rings_s - timer.now_s <= 1.25 * LIMIT_S + 1e-6
+        assert timer.set_count <= 1 + 1000 * (LIMIT_S / 100 + pause_s) / (LIMIT_S / 4)
+
+
+def test_other_work_that_ends_during_a_pause_does_not_shorten_it(timer: Timer) -> None:
+    progress = timer.watch(LIMIT_S)
+    with progress.work():
+        progress.moved_on(LIMIT_S)
+        for _ in range(2):
+            with progress.work():
+                timer.now_s += LIMIT_S / 4
+    assert timer.rings_s == 2.25 * LIMIT_S
+
+
+def test_pieces_beside_an_idle_device_set_no_timer(timer: Timer) -> None:
+    """Its caller has gone, or the watch has ended."""
+    progress = timer.watch(LIMIT_S)
+    progress.moved_on(1.0)
+    assert timer.set_count == 0
+    with progress.work():
+        progress.close()
+        progress.moved_on(LIMIT_S)
+    assert timer.set_count == 1
 
 
 class Native:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 
 import pytest
 
 from aionn.service.wire import peers as peers_module
 from aionn.service.wire.load import Load
-from aionn.service.wire.peers import BACKLOG_NS, COMPANY_NS, PAUSE, PAUSE_NS_MAX, PIECE_NS, Peer, Peers
+from aionn.service.wire.peers import (
+    BACKLOG_NS,
+    COMPANY_NS,
+    FLOOD_NS,
+    FLOOD_PAUSE,
+    NEWCOMER_NS,
+    PAUSE,
+    PAUSE_NS_MAX,
+    PIECE_NS,
+    Peer,
+    Peers,
+)
 
 MS = 1_000_000
 
@@ -36,9 +48,11 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def _working(clock: Clock, piece_ns: int, total_ns: int, process: Peer) -> int:
+def _working(
+    clock: Clock, piece_ns: int, total_ns: int, process: Peer, on_piece: Callable[[float], None] | None = None
+) -> int:
     """For how long a thread sleeps that works for a process."""
-    pace = process.pace()
+    pace = process.pace(on_piece)
     assert pace is not None
     pace()
     for _ in range(total_ns // piece_ns):
@@ -119,3 +133,60 @@ def test_process_with_several_calls_in_progress_is_paced_however_long_its_messag
     assert hostile.takes_turns
     hostile.loads[0].end(0, 0)
     assert not hostile.takes_turns
+
+
+def _flooding(flood: Peer) -> Peer:
+    """The process, of which the backlog does not end from now on."""
+    flood.connects_or_leaves()
+    flood.pause_after_packet_ns(FLOOD_NS + 1, 0)
+    assert flood.pause_after_ns(PIECE_NS, 0) == FLOOD_PAUSE * PIECE_NS
+    return flood
+
+
+def _paused(process: Peer) -> int:
+    return process.pause_while_preparing_ns(PIECE_NS, 0)
+
+
+def test_thread_does_not_sleep_while_a_process_that_would_not_pause_waits_for_it(paced: Clock) -> None:
+    peers = Peers()
+    other, waiting = peers.of(1), peers.of(2)
+    other.received(has_waited=True)
+    flood = _flooding(peers.of(3))
+    with flood.preparing(), flood.preparing():
+        assert _paused(flood) == FLOOD_PAUSE * PIECE_NS
+        with waiting.preparing():
+            with waiting.preparing():
+                assert _paused(flood) == 0
+            assert _paused(flood) == 0
+            assert _working(paced, PIECE_NS, 10 * MS, flood) == 0
+        assert _paused(flood) == FLOOD_PAUSE * PIECE_NS
+
+
+def test_thread_sleeps_no_longer_than_it_would_for_a_process_that_waits_for_it(paced: Clock) -> None:
+    paced.now_ns = -NEWCOMER_NS  # They came so long ago that each has its own use.
+    peers = Peers()
+    other, several = peers.of(1), peers.of(2)
+    floods = peers.of(3), peers.of(4)
+    paced.now_ns = 0
+    other.received(has_waited=True)
+    flood, flood_too = (_flooding(each) for each in floods)
+    several.loads.append(Load())
+    for _ in range(2):
+        several.loads[0].begin(0, 0)
+    with flood.preparing(), flood_too.preparing():
+        assert _paused(flood) == FLOOD_PAUSE * PIECE_NS
+        with several.preparing():
+            assert _paused(flood) == PAUSE * PIECE_NS
+            assert _paused(several) == PAUSE * PIECE_NS
+    assert _paused(flood) == FLOOD_PAUSE * PIECE_NS
+
+
+def test_each_piece_is_reported_with_the_pause_after_it(paced: Clock) -> None:
+    reported: list[float] = []
+    hostile, other = _peers_of_whom_one_waits()
+    slept_ns = _working(paced, PIECE_NS, 10 * MS, hostile, reported.append)
+    assert len(reported) == 10 * MS // PIECE_NS
+    assert sum(reported) == pytest.approx(slept_ns / 1e9)
+    reported.clear()
+    _working(paced, PIECE_NS, 10 * MS, other, reported.append)
+    assert reported == [0.0] * (10 * MS // PIECE_NS)
