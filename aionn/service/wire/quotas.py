@@ -135,6 +135,14 @@ class Account:
             weakref.finalize(made, self._drop, descriptors, mapped_bytes).atexit = False
         return made
 
+    def take_memory(self, size_bytes: int) -> None:
+        """See ``MemoryAccount``."""
+        self.take("memory_bytes", size_bytes)
+
+    def give_back_memory(self, size_bytes: int) -> None:
+        """See ``MemoryAccount``."""
+        self._dropped.append(("memory_bytes", size_bytes))
+
     def _drop(self, descriptors: int, mapped_bytes: int) -> None:
         # The garbage collector may come while this thread holds the lock.
         self._dropped.append(("descriptors", descriptors))
