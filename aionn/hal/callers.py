@@ -1,4 +1,5 @@
-"""The client whose call a device is answering: a device that several clients share gives equals their turns.
+"""The client whose call a device is answering: a device that several clients share gives equals their turns, and counts the memory
+that it makes for each.
 
 Owns the words alone. A prepared model has an ``owner``; what is asked of the device itself, whether it supports a model, and to
 prepare one, belongs to the client whose task asks.
@@ -8,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-__all__ = ["Connection", "client_of_call"]
+__all__ = ["Connection", "MemoryAccount", "account_of_call", "client_of_call"]
 
 
 class Connection(NamedTuple):
@@ -27,3 +28,19 @@ class Connection(NamedTuple):
 
 client_of_call: ContextVar[Hashable] = ContextVar("client_of_call", default=None)
 """The client, or its ``Connection``; None where there is but one."""
+
+
+class MemoryAccount(Protocol):
+    """The account of a client's device memory. May be used from any thread, at any time."""
+
+    def take_memory(self, size_bytes: int) -> None:
+        """Counts memory before it is made. Raises ``ResourceExhausted``: the limit would be exceeded."""
+        ...
+
+    def give_back_memory(self, size_bytes: int) -> None:
+        """Counts it as free again; also where the garbage collector runs."""
+        ...
+
+
+account_of_call: ContextVar[MemoryAccount | None] = ContextVar("account_of_call", default=None)
+"""The account of the growth of a device memory without a whole shape, whose ``Buffer.size_bytes`` is 0. None: no account."""

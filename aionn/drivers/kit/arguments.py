@@ -265,13 +265,15 @@ class Arguments:
         self._is_over = True
         areas = zip(self.outputs, shapes, strict=True)
         written = [(area, shape) for area, shape in areas if isinstance(area, MemoryArea)]
-        try:
-            for area, shape in written:
+        for index, (area, shape) in enumerate(written):
+            try:
                 area.memory.written(area.buffer, shape.dimensions)
-        except GeneralFailure:
-            for area, _ in written:
-                area.memory.failed()
-            raise
+            except GeneralFailure:
+                for before, _ in written[:index]:
+                    before.memory.failed()
+                for behind, _ in written[index + 1 :]:
+                    behind.memory.failed(behind.buffer)
+                raise
 
     def give_back(self) -> None:
         """There is no execution: device memories stay as they are, and what was taken for them is given back."""

@@ -410,9 +410,8 @@ class BlockingDevice(CheckedDevice):
         self.now = now
 
     def call_at(self, time_ns: int, function: Callable[[], None]) -> Callable[[], None]:
-        """See ``Timers``. Nothing prevents the call: the function must notice that it comes too late."""
-        self.alarm.call_at(time_ns, function)
-        return _nothing
+        """See ``Timers``."""
+        return self.alarm.call_at(time_ns, function)
 
     def call(self, function: Callable[[], None]) -> None:
         """See ``Timers``: a blocking device launches in any thread."""
@@ -558,7 +557,3 @@ class BlockingDevice(CheckedDevice):
             gate.begin_close()
         while not (self.preparing.has_ended and self.gate.has_ended):
             await anyio.sleep(END_PAUSE_S)
-
-
-def _nothing() -> None:
-    pass

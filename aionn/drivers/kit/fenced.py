@@ -97,7 +97,7 @@ class FencedLaunch:
             self._expire_at(self._deadline_ns, "deadline")
         ready = merge([*wait_for]) if wait_for else SyncFence.signalled()
         # When it is over first: a fence that never signals would keep it for good.
-        self._stops.append(ready.close)
+        self._stop_with(ready.close)
         ready.add_callback(lambda ready: self._timers.call(lambda: self._on_ready(ready)))
 
     def close(self) -> None:
@@ -110,7 +110,15 @@ class FencedLaunch:
             error = MissedDeadline(f"fenced execution: its {what} passed", transient=True)
             self._fail(error, error.status)
 
-        self._stops.append(self._timers.call_at(time_ns, expire))
+        self._stop_with(self._timers.call_at(time_ns, expire))
+
+    def _stop_with(self, stop: Callable[[], None]) -> None:
+        """Has ``stop`` called when it is over: now, where another thread has ended it already."""
+        with self._lock:
+            if not self._is_over:
+                self._stops.append(stop)
+                return
+        stop()
 
     def _on_ready(self, ready: SyncFence) -> None:
         if ready.status == FenceStatus.FAILED:
@@ -182,8 +190,9 @@ class FencedLaunch:
             self._is_over = True
             # The information is set first: code that sees the finished fence may query it.
             self._outcome = outcome
+            stops, self._stops = self._stops, []
         self._arguments = self._launch = None
-        for stop in self._stops:
+        for stop in stops:
             stop()
         return True
 

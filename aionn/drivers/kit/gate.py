@@ -428,12 +428,12 @@ async def run_on_gate(
     *,
     owner: Hashable = None,
     model: Hashable = None,
-    call_at: Callable[[int, Callable[[], None]], None] | None = None,
+    call_at: Callable[[int, Callable[[], None]], Callable[[], None]] | None = None,
 ) -> _T:
     """Runs ``call`` on a thread of the gate and returns what it returns.
 
-    With ``call_at``, which calls a function at a time, the caller is answered at the deadline although ``call`` still runs: by
-    MissedDeadline. The result of ``call`` is dropped then.
+    With ``call_at``, which calls a function at a time and returns what prevents that, the caller is answered at the deadline
+    although ``call`` still runs: by MissedDeadline. The result of ``call`` is dropped then.
 
     Cancelled before its start, ``call`` is not run; cancelled later, its argument turns True. Without an ``owner`` it is a job of
     the client whose call this is.
@@ -466,6 +466,7 @@ async def run_on_gate(
     def late() -> None:
         done.try_signal()
 
+    forget_late: Callable[[], None] | None = None
     done = SyncFence("execution")
     try:
         with real_work(f"work on {gate}"):
@@ -474,7 +475,7 @@ async def run_on_gate(
                 with contextlib.suppress(
                     ResourceExhausted
                 ):  # Without a thread for it the answer comes later.
-                    call_at(deadline_ns, late)
+                    forget_late = call_at(deadline_ns, late)
             await done
             if not outcome:
                 raise MissedDeadline(f"{gate}: the deadline passed while preparing", transient=True)
@@ -483,6 +484,9 @@ async def run_on_gate(
         # An error refers to the frames that it went through, and the frame of ``job`` to ``outcome``.
         done.add_callback(lambda done: outcome.clear())
         raise
+    finally:
+        if forget_late is not None:
+            forget_late()
     result = outcome.pop()
     if isinstance(result, BaseException):
         try:

@@ -6,8 +6,8 @@ memories to executions.
 Invariants:
 1. Tokens start at 1; freed ones are used again, the last freed first. A token is unique among the live memories of its table.
 2. A memory is initialised by a successful write and uninitialised by a failed one; it can be read only while it is initialised.
-3. The bytes of all memories of a table never exceed ``bytes_max``. Arrays that an execution still reads or writes outlive the
-   memory, so that a race with a free or a write has undefined values, never a crash.
+3. The bytes of all memories of a table never exceed ``bytes_max``, and those of a client never its account. Arrays that an
+   execution still reads or writes outlive the memory, so that a race with a free or a write has undefined values, never a crash.
 
 Source: ``allocate`` and ``IBuffer`` of the NN HAL 1.3, and the buffer tracker of its sample driver.
 """
@@ -39,6 +39,7 @@ from aionn.hal import (
     operand_dtype,
     operand_size_bytes,
 )
+from aionn.hal.callers import account_of_call
 from fmq.available import MemoryShortage, check_available
 
 __all__ = ["DeviceBuffer", "DeviceMemory", "MemoryState", "MemoryTable", "Role"]
@@ -99,10 +100,27 @@ class DeviceMemory:
         self.operand = operand
         self.roles = roles
         self.size_bytes = operand_size_bytes(operand.type, operand.dimensions)
+        # The client that allocates counts a size that is known; what a write takes later is counted here.
+        self._account = None if self.size_bytes else account_of_call.get()
         self._state = MemoryState.UNINITIALIZED
         self._dimensions = operand.dimensions
-        self._array = table.take(self.size_bytes)
+        self._array = self._take(self.size_bytes)
         self._is_freed = False
+
+    def _take(self, size_bytes: int) -> Bytes:
+        if self._account is not None:
+            self._account.take_memory(size_bytes)
+        try:
+            return self._table.take(size_bytes)
+        except BaseException:
+            if self._account is not None:
+                self._account.give_back_memory(size_bytes)
+            raise
+
+    def _give_back(self, size_bytes: int) -> None:
+        self._table.give_back(size_bytes)
+        if self._account is not None:
+            self._account.give_back_memory(size_bytes)
 
     @property
     def state(self) -> MemoryState:
@@ -154,7 +172,7 @@ class DeviceMemory:
         Raises:
             ResourceExhausted: No memory is left for it.
         """
-        return self._array if self.size_bytes else self._table.take(size_bytes)
+        return self._array if self.size_bytes else self._take(size_bytes)
 
     def written(self, array: Bytes, dimensions: tuple[int, ...]) -> None:
         """A write of that shape succeeded; ``array`` came from ``writable``.
@@ -176,7 +194,7 @@ class DeviceMemory:
         """A write failed: what the memory holds means nothing any more. ``array`` came from ``writable``, if that was called."""
         with self._lock:
             if array is not None and not self.size_bytes and array is not self._array:
-                self._table.give_back(array.nbytes)
+                self._give_back(array.nbytes)
             self._state = _NEXT[self._state, "failed"]
             self._dimensions = self.operand.dimensions
 
@@ -184,15 +202,15 @@ class DeviceMemory:
         """Nothing was written: ``array``, which came from ``writable``, is given back, and the memory is as it was."""
         with self._lock:
             if not self.size_bytes and array is not self._array:
-                self._table.give_back(array.nbytes)
+                self._give_back(array.nbytes)
 
     def _replace(self, array: Bytes) -> None:
         if self.size_bytes or array is self._array:
             return
         if self._is_freed:
-            self._table.give_back(array.nbytes)
+            self._give_back(array.nbytes)
         else:
-            self._table.give_back(self._array.nbytes)
+            self._give_back(self._array.nbytes)
             self._array = array
 
     def check_copy_to(self, size_bytes: int) -> None:
@@ -236,7 +254,7 @@ class DeviceMemory:
         with self._lock:
             if not self._is_freed:
                 self._is_freed = True
-                self._table.give_back(self._array.nbytes)
+                self._give_back(self._array.nbytes)
                 self._array = self._array[:0]
                 self._state = _NEXT[self._state, "failed"]
 

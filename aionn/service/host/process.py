@@ -20,6 +20,7 @@ import errno
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -61,7 +62,7 @@ from aionn.service.wire.protocol import (
     CallBody,
     ReplyBody,
 )
-from aionn.service.wire.quotas import Quotas
+from aionn.service.wire.quotas import Quotas, Share, SharedDescriptors
 from aionn.service.wire.received import close_in_turns, close_unread, has_unread
 
 __all__ = [
@@ -118,6 +119,9 @@ SHARED_QUOTAS = Quotas(
 DEFAULT_LIMITS = ClientLimits()
 """Default number of clients that a socket serves concurrently."""
 
+OWN_DESCRIPTORS = 256
+"""Descriptors that are kept for this process itself: its device, its metrics, and those of messages that are being read."""
+
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ENOBUFS, errno.ECONNABORTED)
 """Why a client cannot be accepted, or the listener not be watched, now: later it can."""
 
@@ -139,6 +143,7 @@ async def serve(
     on_end: Callable[[], None] | None = None,
     peer: Peer | None = None,
     threads: HostThreads | None = None,
+    share: Share | None = None,
     drain: Drain | None = None,
 ) -> bool:
     """Serves one client until it goes away, then frees what was its own.
@@ -157,6 +162,7 @@ async def serve(
         on_end: Called when the connection has ended, before the client's objects are freed.
         peer: The client's process, which may have other connections; None for one that has none.
         threads: The scheduling of this process, which the client may lend; None if it may not.
+        share: The client's part in the descriptors of this process; None where it is the only one.
         drain: Ends the process in order; None for one that ends with its client.
 
     Returns:
@@ -176,6 +182,7 @@ async def serve(
             peer=peer,
             threads=threads,
         )
+        session.account.share = share
         handle = session.handle if drain is None else drain.enter(session, sock, tasks).handle
         channel = Channel(
             sock,
@@ -262,6 +269,7 @@ async def listen(
     idle_s: float = IDLE_S,
     started: anyio.Event | None = None,
     drain: Drain | None = None,
+    descriptors_max: int | None = None,
 ) -> None:
     """Serves every client of a socket until the task is cancelled, or until a drain is over.
 
@@ -275,6 +283,7 @@ async def listen(
         idle_s: See ``serve``.
         started: Is set when clients can connect.
         drain: Ends the process in order: the socket is removed when it begins; None serves until the task is cancelled.
+        descriptors_max: Number of descriptors that this process may have; None asks the system (``RLIMIT_NOFILE``).
 
     Raises:
         DeviceUnavailable: The socket cannot be made, or another process serves there already.
@@ -285,11 +294,13 @@ async def listen(
             if started is not None:
                 started.set()
             peers, cut_off = Peers(), _CutOff()
+            shared = SharedDescriptors(_for_clients(descriptors_max, limits))
             tasks.start_soon(cut_off.collect)
 
             async def serve_one(sock: socket.socket, client: Credentials, place: Place) -> None:
                 # A process without a number: each of its connections counts as one.
-                peer = peers.of(place if client.pid == FOREIGN_PID else client.pid)
+                process = place if client.pid == FOREIGN_PID else client.pid
+                peer = peers.of(process)
                 one = serve(
                     device,
                     sock,
@@ -303,6 +314,7 @@ async def listen(
                     on_hello=lambda: newcomers.admission.greeted(place),
                     on_end=lambda: newcomers.ends(place),
                     peer=peer,
+                    share=Share(shared, client.uid, process),
                     drain=drain,
                 )
                 try:
@@ -333,6 +345,14 @@ async def listen(
     finally:
         remove_socket(listener, os.fspath(path), identity)
         listener.close()
+
+
+def _for_clients(descriptors_max: int | None, limits: ClientLimits) -> int:
+    """Number of descriptors for what clients send: without those of their connections, and of this process itself."""
+    if descriptors_max is None:
+        descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    kept = min(limits.clients + OWN_DESCRIPTORS, descriptors_max // 2)
+    return descriptors_max - kept
 
 
 async def _accept_all(listener: socket.socket, newcomers: Newcomers, peers: Peers) -> None:

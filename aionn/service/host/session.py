@@ -45,14 +45,14 @@ from aionn.hal import (
     check_abilities,
     check_launch,
 )
-from aionn.hal.callers import Connection, client_of_call
+from aionn.hal.callers import Connection, account_of_call, client_of_call
 from aionn.hal.pieces import pace_of_call
 from aionn.platform.loops import finish
 from aionn.service.host.bursts import Bursts
 from aionn.service.host.threads import HostThreads
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
-from aionn.service.wire.handles import CacheOnWire, RequestOnWire
+from aionn.service.wire.handles import RequestOnWire
 from aionn.service.wire.peers import Peer
 from aionn.service.wire.protocol import (
     PROTOCOL_VERSION,
@@ -202,6 +202,7 @@ class Session:
         if not self.greeted.is_set() and not isinstance(body, Hello):
             raise InvalidArgument(f"service: expected Hello first, got {type(body).__name__}")
         client_of_call.set(Connection(self._peer, self))  # Each call has a task of its own.
+        account_of_call.set(self.account)
         pace_of_call.set(self._peer.pace(self._progress.moved_on))
         match body:
             case Hello():
@@ -292,13 +293,12 @@ class Session:
             return await self._device.prepare_model_from_cache(
                 body.cache.files(memory_bytes), priority=body.priority, deadline_ns=body.deadline_ns
             )
-        cache: CacheOnWire | None = body.cache
         return await self._device.prepare_model(
             body.model,
             preference=body.preference,
             priority=body.priority,
             deadline_ns=body.deadline_ns,
-            cache=None if cache is None else cache.files(),
+            cache=None if body.cache is None else body.cache.files(),
         )
 
     @contextmanager

@@ -11,15 +11,16 @@ from __future__ import annotations
 import collections
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from aionn.errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["Account", "Quotas"]
+__all__ = ["Account", "Quotas", "Share", "SharedDescriptors"]
 
 
 _T = TypeVar("_T")
@@ -62,14 +63,85 @@ class Quotas(msgspec.Struct, frozen=True):
                 raise InvalidArgument(f"quota {name}: expected 0 or more, got {getattr(self, name)}")
 
 
+class SharedDescriptors:
+    """The descriptors for what all clients of a process sent, divided among users and the processes of each.
+
+    A user may take as long as it has no more than is left for all, and a process of it as long as it has no more than is left for
+    its user. So one user gets half at most, and one process a quarter; beside any number of them there is something left.
+
+    Args:
+        count: Number of descriptors for all.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._of_user: Counter[Hashable] = Counter()
+        self._of_process: Counter[Hashable] = Counter()
+        self._dropped: collections.deque[tuple[Share, int]] = collections.deque()
+
+    def take(self, share: Share, amount: int) -> None:
+        """Takes for a process.
+
+        Raises:
+            ResourceExhausted: Too few would be left for others; nothing is taken then.
+        """
+        with self._lock:
+            self._settle()
+            user_has, process_has = self._of_user[share.user], self._of_process[share.process]
+            left_for_user = (self._count - self._taken - user_has) // 2 - amount
+            if amount and process_has + amount > left_for_user:
+                raise ResourceExhausted(
+                    f"service, descriptors: this process has {process_has} and its user {user_has} of {self._count} for all "
+                    f"clients, asked for {amount} more; the rest is for others",
+                    transient=True,
+                )
+            self._add(share, amount)
+
+    def drop(self, share: Share, amount: int) -> None:
+        """Gives back what was taken; also where the garbage collector runs while this thread holds the lock."""
+        self._dropped.append((share, amount))
+
+    def _settle(self) -> None:
+        while self._dropped:
+            share, amount = self._dropped.popleft()
+            self._add(share, -amount)
+
+    def _add(self, share: Share, amount: int) -> None:
+        self._taken += amount
+        for table, key in ((self._of_user, share.user), (self._of_process, share.process)):
+            table[key] += amount
+            if not table[key]:
+                del table[key]
+
+
+class Share(NamedTuple):
+    """The part of one process in the descriptors for all clients.
+
+    Attributes:
+        shared: All of them.
+        user: Its user.
+        process: Its identity; of a connection, where the process has no number.
+    """
+
+    shared: SharedDescriptors
+    user: Hashable
+    process: Hashable
+
+
 class Account:
     """The resources of one client.
 
     Args:
         quotas: Its limits.
+
+    Attributes:
+        share: Limits its descriptors further, together with those of other clients; None without others.
     """
 
     def __init__(self, quotas: Quotas) -> None:
+        self.share: Share | None = None
         self._limits: dict[str, int] = msgspec.structs.asdict(quotas)
         self._taken = dict.fromkeys(self._limits, 0)
         self._lock = threading.Lock()
@@ -131,14 +203,37 @@ class Account:
             ResourceExhausted: A limit would be exceeded; nothing is made then. Else what ``make`` raises.
         """
         with self.taking("descriptors", descriptors), self.taking("mapped_bytes", mapped_bytes):
-            made = make()
+            with self._sharing(descriptors):
+                made = make()
             weakref.finalize(made, self._drop, descriptors, mapped_bytes).atexit = False
         return made
+
+    @contextmanager
+    def _sharing(self, descriptors: int) -> Iterator[None]:
+        share = self.share
+        if share is not None:
+            share.shared.take(share, descriptors)
+        try:
+            yield
+        except BaseException:
+            if share is not None:
+                share.shared.drop(share, descriptors)
+            raise
+
+    def take_memory(self, size_bytes: int) -> None:
+        """See ``MemoryAccount``."""
+        self.take("memory_bytes", size_bytes)
+
+    def give_back_memory(self, size_bytes: int) -> None:
+        """See ``MemoryAccount``."""
+        self._dropped.append(("memory_bytes", size_bytes))
 
     def _drop(self, descriptors: int, mapped_bytes: int) -> None:
         # The garbage collector may come while this thread holds the lock.
         self._dropped.append(("descriptors", descriptors))
         self._dropped.append(("mapped_bytes", mapped_bytes))
+        if self.share is not None:
+            self.share.shared.drop(self.share, descriptors)
 
     def _settle(self) -> None:
         while self._dropped:

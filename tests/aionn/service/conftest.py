@@ -113,6 +113,7 @@ async def serving(tmp_path: Path, background: Background) -> AsyncIterator[Serve
         *,
         idle_s: float = 60.0,
         limits: ClientLimits = DEFAULT_LIMITS,
+        descriptors_max: int | None = None,
         **quotas: int,
     ) -> Served:
         own = device or ReferenceDevice()
@@ -123,7 +124,15 @@ async def serving(tmp_path: Path, background: Background) -> AsyncIterator[Serve
 
         async def run() -> None:
             with scope:
-                await listen(own, path, quotas=own_quotas, limits=limits, idle_s=idle_s, started=started)
+                await listen(
+                    own,
+                    path,
+                    quotas=own_quotas,
+                    limits=limits,
+                    idle_s=idle_s,
+                    started=started,
+                    descriptors_max=descriptors_max,
+                )
             ended.set()
 
         background.tasks.start_soon(run)
