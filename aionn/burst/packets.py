@@ -60,8 +60,12 @@ __all__ = [
     "split_limits",
 ]
 
-PACKET_BYTES_MAX = 1 << 20
-"""Largest packet that is looked at: a request of 1,024 datums, the spec's users' queue length, takes some 20 KiB."""
+PACKET_BYTES_MAX = 1 << 16
+"""Largest packet that is looked at, which is all that the queues of our clients hold: a request of 1,024 datums, the spec's users'
+queue length, takes some 20 KiB."""
+
+DATUMS_MAX = 4096
+"""Most datums of a packet: four times the spec's users' queue length. Decoding them holds the interpreter's lock for some 2 ms."""
 
 TEXT_CHARACTERS_MAX = 1000
 """Longest message of an error in a result: with a traceback it fits every queue of a burst several times."""
@@ -433,6 +437,11 @@ def result_of(result: ExecutionResult) -> BurstResult:
 def _decode(decoder: msgspec.msgpack.Decoder[list[_D]], payload: bytes) -> list[_D]:
     if len(payload) > PACKET_BYTES_MAX:
         raise MalformedPacket(f"burst packet: expected at most {PACKET_BYTES_MAX} bytes, got {len(payload)}")
+    # The length of an array of more than 15 items is a number of 16 or 32 bits after its first byte.
+    if payload[:1] in (b"\xdc", b"\xdd"):
+        count = int.from_bytes(payload[1 : 3 if payload[0] == 0xDC else 5], "big")
+        if count > DATUMS_MAX:
+            raise MalformedPacket(f"burst packet: expected at most {DATUMS_MAX} datums, got {count}")
     try:
         return decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError) as e:

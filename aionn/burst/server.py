@@ -17,14 +17,16 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import fmq
 from aionn.burst.packets import (
+    BurstRequest,
     MalformedPacket,
     decode_request,
     encode_result,
@@ -38,12 +40,18 @@ from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument,
 from aionn.hal import NO_TIMING, ExecutionResult, GiveNativeCall, Memory, NativeCall, Request
 from aionn.observability.tracing import is_tracing, record
 
-__all__ = ["Answer", "BurstServer", "Execute"]
+__all__ = ["Answer", "BurstServer", "Execute", "PacketTurns"]
 
 _logger = logging.getLogger("aionn.burst")
 
 REMEMBERED_REQUESTS_MAX = 256
 """Most requests kept by their packets' bytes: four for each slot of a burst of the runtime."""
+
+REMEMBERED_BYTES_MAX = 1 << 20
+"""About the most memory of those, so that a client of many bursts has some megabytes: 256 requests of ten arguments take half."""
+
+ARGUMENT_BYTES = 256
+"""Memory of an argument of a bound request: objects of CPython and, in a driver, an array. The reference device takes 160."""
 
 Answer = Callable[[ExecutionResult], None]
 """Sends a result, once. May be called before the execution is cleaned up, so that the client continues sooner."""
@@ -51,6 +59,25 @@ Answer = Callable[[ExecutionResult], None]
 Execute = Callable[[Any, bool, int | None, int | None, Answer], ExecutionResult]
 """Executes what ``bind`` gave: whether to measure, the deadline, the loop time-out, and how to answer before it returns. On the
 burst's thread; may block."""
+
+
+class PacketTurns(Protocol):
+    """The turns of the packets that are decoded or have failed, of all bursts of a client together."""
+
+    def take(self, is_ending: Callable[[], bool]) -> bool:
+        """Blocks until the turn is this thread's; False without it when ``is_ending`` is true."""
+
+    def give_back(self, used_ns: int) -> None:
+        """Ends the turn, with the processor time that it took."""
+
+    def failed(self, is_ending: Callable[[], bool]) -> None:
+        """Blocks for a turn after a packet that failed."""
+
+    def wake(self) -> None:
+        """Has those that block ask ``is_ending`` again."""
+
+    def executed(self) -> None:
+        """An execution whose packet had to be decoded has succeeded."""
 
 
 class _Known(NamedTuple):
@@ -73,9 +100,8 @@ class BurstServer:
             ``execute`` takes requests as they are.
         native: See ``PreparedModel``.
         on_started: Called on the burst's thread before it listens; None calls nothing. It must not raise.
-        on_decoded: Called on the burst's thread after the answer to a packet that was not remembered, with processor time in
-            nanoseconds and whether its execution succeeded; may block. The time is what the thread used to decode it, or, if it
-            did not succeed, for all of it. None calls nothing. It must not raise.
+        turns: Of the client's packets, beside which others are served; None for a client that is served alone. No turn is held
+            while the client is asked or a request executes.
         on_end: Called with the reason, on the burst's thread, when the burst ends without being stopped; ``stop`` must still be
             called.
         on_stopped: Called on the burst's thread when both queues are closed and nothing is executed or asked any more.
@@ -92,7 +118,7 @@ class BurstServer:
         bind: Callable[[Request], Any] | None = None,
         native: GiveNativeCall | None = None,
         on_started: Callable[[], object] | None = None,
-        on_decoded: Callable[[int, bool], object] | None = None,
+        turns: PacketTurns | None = None,
         on_end: Callable[[str], None] | None = None,
         on_stopped: Callable[[], object] | None = None,
         name: str,
@@ -106,21 +132,21 @@ class BurstServer:
         self._answers = None if native is None else fmq.Answers(reports=is_tracing())
         self._learnt: tuple[bytes, int] | None = None
         self._on_started = on_started
-        self._on_decoded = on_decoded
+        self._turns = turns
         self._on_end = on_end
         self._on_stopped = on_stopped
         self._name = name
         self._cache = SlotCache()
         self._lock = threading.Lock()
         self._remembered: dict[bytes, _Known] = {}
+        self._remembered_bytes = 0
         self._generation = 0
         self._last_result = ExecutionResult()
         self._last_packet = encode_result(result_of(self._last_result))
         self._stopping = False
         self._has_answered = False
-        self._decodes_since_ns: int | None = None
-        self._decoded_at_ns = 0
-        self._has_succeeded = False
+        self._has_decoded = False
+        self._has_failed = False
         self._is_serving = False
         self._is_resting = False
         self._deadline_ns: int | None = None
@@ -140,10 +166,14 @@ class BurstServer:
 
     def _forget_requests(self) -> None:
         """Remembered requests hold the memories of their slots."""
-        self._remembered.clear()
+        self._forget_remembered()
         if self._answers is not None:
             self._answers.clear()
         self._generation += 1
+
+    def _forget_remembered(self) -> None:
+        self._remembered.clear()
+        self._remembered_bytes = 0
 
     def rest(self, idle_s: float) -> bool:
         """Gives back every memory it knows if it was not used for so long, from any thread; the next request asks the client for
@@ -177,12 +207,22 @@ class BurstServer:
             self._why_draining = why
             if self._answers is not None:
                 self._answers.clear()  # A call that was begun is under way; no other one begins.
+        if self._turns is not None:
+            self._turns.wake()
+
+    def _is_ending(self) -> bool:
+        return self._stopping or self._why_draining is not None
 
     def under_way(self) -> tuple[bool, int | None]:
         """Whether a request is being served, and its deadline; None without one, or before it is known. From any thread."""
         with self._lock:
             is_native = self._answers is not None and self._answers.is_busy
             return self._is_serving or is_native, self._deadline_ns
+
+    def was_used_since(self, since_s: float) -> bool:
+        """Whether a request is being served, or was after this time of CLOCK_MONOTONIC. From any thread."""
+        began_s, ended_s = self.native_activity()
+        return self._is_serving or began_s > ended_s or max(ended_s, self._used_s) >= since_s
 
     def has_unread(self) -> bool:
         """Whether the client has not read a result yet. From any thread."""
@@ -203,6 +243,8 @@ class BurstServer:
         """Has the thread end after the request that it is serving. Idempotent; does not block."""
         self._stopping = True
         self._requests.interrupt()
+        if self._turns is not None:
+            self._turns.wake()
 
     def stop(self) -> None:
         """Ends the thread, which closes both queues. Idempotent. Blocks until a running execution has ended."""
@@ -232,6 +274,8 @@ class BurstServer:
         why = ""
         try:
             while not self._stopping:
+                if self._has_failed:
+                    self._pause_after_failure()
                 if answers is not None and answers.count:
                     event = answers.serve(self._requests, self._results)
                     if event is not None:
@@ -246,9 +290,6 @@ class BurstServer:
                     remembered = self._remembered.get(payload)
                 if why_draining is None:
                     self._serve(payload, remembered)
-                    if self._decodes_since_ns is not None and self._on_decoded is not None:
-                        until_ns = self._decoded_at_ns if self._has_succeeded else time.thread_time_ns()
-                        self._on_decoded(until_ns - self._decodes_since_ns, self._has_succeeded)
                 else:
                     why_rejected = DeviceUnavailable(why_draining)
                     self._send(encode_result(failed_result(ErrorStatus.DEVICE_UNAVAILABLE, why_rejected)))
@@ -266,6 +307,11 @@ class BurstServer:
             if self._on_end is not None:
                 self._on_end(why)
 
+    def _pause_after_failure(self) -> None:
+        self._has_failed = False
+        if self._turns is not None:
+            self._turns.failed(self._is_ending)
+
     def _end_native(self, call: NativeCall, slot: int, status: int, began_ns: int, ended_ns: int) -> None:
         """A native call needs Python after its end: for its slot, its failure, or a trace."""
         if slot >= 0:
@@ -273,6 +319,7 @@ class BurstServer:
         if is_tracing():
             record("LD_PE", call.name, began_ns, ended_ns)
         if status:
+            self._has_failed = True
             error = call.failed(status)
             _logger.debug("request failed: %s", error)
             self._send(encode_result(failed_result(status_of(error), error)))
@@ -297,7 +344,7 @@ class BurstServer:
             )
             if not added:
                 # There are too many: those that still come are learnt again.
-                self._remembered.clear()
+                self._forget_remembered()
                 self._answers.clear()
 
     def _send(self, packet: bytes) -> None:
@@ -319,7 +366,7 @@ class BurstServer:
 
     def _serve(self, payload: bytes, known: _Known | None) -> None:
         self._has_answered = False
-        self._decodes_since_ns = deadline_ns = loop_timeout_ns = None
+        deadline_ns = loop_timeout_ns = None
         try:
             if known is None or known.has_limits:
                 known, deadline_ns, loop_timeout_ns = self._known(payload)
@@ -340,15 +387,22 @@ class BurstServer:
             _logger.exception("%s: a request failed", self._name)
             failed = failed_result(ErrorStatus.GENERAL_FAILURE, e)
         else:
-            self._has_succeeded = True
-            if self._learnt is not None:
-                self._try_offer(known, result)
+            if self._has_decoded:
+                self._first_succeeded(known, result)
             return
+        self._has_failed = True
+        self._has_decoded = False
         self._learnt = None
         if not self._has_answered:
             self._send(encode_result(failed))
 
-    def _try_offer(self, known: _Known, result: ExecutionResult) -> None:
+    def _first_succeeded(self, known: _Known, result: ExecutionResult) -> None:
+        """The first execution of a request that has just been learnt."""
+        self._has_decoded = False
+        if self._turns is not None:
+            self._turns.executed()
+        if self._learnt is None:
+            return
         try:
             self._offer(known, result)
         except fmq.InvalidArgument as e:
@@ -368,13 +422,41 @@ class BurstServer:
         return self._learn(payload)
 
     def _learn(self, payload: bytes) -> tuple[_Known, int | None, int | None]:
-        self._decodes_since_ns = time.thread_time_ns()
-        self._has_succeeded = False
-        asked = decode_request(payload)
-        with self._lock:
-            missing = self._cache.missing(asked.slots)
-            self._deadline_ns = asked.deadline_ns  # The client may never answer.
-        memories = self._get_memories(missing) if missing else ()
+        self._has_decoded = True
+        with self._turn():
+            asked = decode_request(payload)
+            with self._lock:
+                missing = self._cache.missing(asked.slots)
+                self._deadline_ns = asked.deadline_ns  # The client may never answer.
+            if not missing:
+                return self._bound(payload, asked, (), ()), asked.deadline_ns, asked.loop_timeout_ns
+        memories = self._get_memories(missing)
+        with self._turn():
+            return self._bound(payload, asked, missing, memories), asked.deadline_ns, asked.loop_timeout_ns
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One of the client's turns.
+
+        Raises:
+            DeviceUnavailable: The burst ends or drains.
+        """
+        turns = self._turns
+        if turns is None:
+            yield
+            return
+        if not turns.take(self._is_ending):
+            raise DeviceUnavailable(self._why_draining or "burst: it has ended")
+        began_ns = time.thread_time_ns()
+        try:
+            yield
+        finally:
+            turns.give_back(time.thread_time_ns() - began_ns)
+
+    def _bound(
+        self, payload: bytes, asked: BurstRequest, missing: Sequence[int], memories: Sequence[Memory]
+    ) -> _Known:
+        """The request with the memories of its slots, remembered from now on."""
         with self._lock:
             self._cache.learn(missing, memories)
             if self._cache.missing(asked.slots):
@@ -387,12 +469,24 @@ class BurstServer:
         split = split_limits(payload) if asked.has_limits else None
         # Limits in a shorter form of their numbers are legal, and not worth remembering.
         key = payload if not asked.has_limits else split[0] if split is not None else None
+        if key is not None:
+            self._remember(payload, key, known, generation, len(asked.inputs) + len(asked.outputs))
+        return known
+
+    def _remember(
+        self, payload: bytes, key: bytes, known: _Known, generation: int, argument_count: int
+    ) -> None:
+        size_bytes = len(key) + ARGUMENT_BYTES * argument_count
         with self._lock:
-            if key is not None and generation == self._generation:
-                if len(self._remembered) >= REMEMBERED_REQUESTS_MAX:
-                    self._remembered.clear()
-                self._remembered[key] = known
-                if self._native is not None:
-                    self._learnt = payload, generation
-        self._decoded_at_ns = time.thread_time_ns()
-        return known, asked.deadline_ns, asked.loop_timeout_ns
+            if generation != self._generation:
+                return
+            if self._remembered_bytes + size_bytes > REMEMBERED_BYTES_MAX:
+                self._forget_remembered()
+                if self._answers is not None:
+                    self._answers.clear()
+            elif len(self._remembered) >= REMEMBERED_REQUESTS_MAX:
+                self._forget_remembered()
+            self._remembered[key] = known
+            self._remembered_bytes += size_bytes
+            if self._native is not None:
+                self._learnt = payload, generation

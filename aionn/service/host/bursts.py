@@ -197,6 +197,7 @@ class Bursts:
         stopped = SyncFence("end of a burst")
 
         def on_stopped() -> None:
+            self._peer.bursts.discard(server)
             unwatch()
             scheduling = current()
             if scheduling is not None:
@@ -211,15 +212,17 @@ class Bursts:
             execute=execute,
             get_memories=get_memories,
             on_started=on_started,
-            on_decoded=self._peer.pause_after_packet,
+            turns=self._peer.packet_turns(),
             on_end=on_end,
             on_stopped=on_stopped,
             name=f"aionn-burst-{handle}",
         )
         unwatch = _nothing if native is None else self._progress.watch(server.native_activity)
+        self._peer.bursts.add(server)
         try:
             server.start()
         except RuntimeError as e:
+            self._peer.bursts.discard(server)
             unwatch()
             server.stop()
             raise ResourceExhausted(f"burst: no thread is left for it: {e}", transient=True) from e

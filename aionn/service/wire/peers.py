@@ -39,14 +39,15 @@ import types
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
 
 from aionn.service.wire.load import Load
+from aionn.service.wire.packet_turns import PacketTurn, PacketTurns
 
-__all__ = ["Pace", "Peer", "Peers", "Shares"]
+__all__ = ["Pace", "Peer", "Peers", "Shares", "UsedBurst"]
 
 PAUSE = 9
 """Time for which the loop is left to the other processes, as a multiple of its use by processes with a backlog."""
@@ -83,6 +84,13 @@ FLOOD_PAUSE_NS_MAX = 200_000_000
 
 COMPANY_NS = 100_000_000
 """Time after its last message for which a process counts as served: a camera's client has three frames in that time."""
+
+WAITING_COMPANY_NS = 1_000_000_000
+"""As ``COMPANY_NS``, while its call is in progress: longer than others can delay it. One that waits for a long preparation does not
+use the loop."""
+
+LOOK_NS = 5_000_000
+"""Interval between looks for a process that waits, where none did: looking at all bursts of all processes takes up to 1 ms."""
 
 BACKLOG_NS = 10_000_000
 """Duration of a backlog. A process that sends several calls together, waits for all of them and begins again always has one."""
@@ -135,11 +143,17 @@ class Use:
 
 
 class Shares:
-    """Beside which processes those with a backlog are served, and how long they pause. Pure: the time is an argument."""
+    """Beside which processes those with a backlog are served, and how long they pause. Pure: the time is an argument.
 
-    __slots__ = ("_before", "_free_ns", "_latest")
+    Args:
+        another_waits: Whether a process other than this one, or any for None, waits for a call or uses a burst. None if there is no
+            other.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_another_waits", "_before", "_free_ns", "_latest")
+
+    def __init__(self, another_waits: Callable[[object | None, int], bool] | None = None) -> None:
+        self._another_waits = another_waits
         # The process without a backlog that sent last, and the one that did before it: whether there is another takes no more.
         self._latest: tuple[object, int] | None = None
         self._before: tuple[object, int] | None = None
@@ -155,7 +169,9 @@ class Shares:
         """Whether a process other than this one, or any for None, is served that has no backlog."""
         latest = self._latest
         other = self._before if latest is not None and latest[0] is process else latest
-        return other is not None and now_ns - other[1] < COMPANY_NS
+        if other is not None and now_ns - other[1] < COMPANY_NS:
+            return True
+        return self._another_waits is not None and self._another_waits(process, now_ns)
 
     def used(self, process: object | None, used_ns: int, now_ns: int, *, is_flood: bool = False) -> None:
         """A process with a backlog has used the loop, until now."""
@@ -178,22 +194,48 @@ def _pause_ns_max(is_flood: bool) -> int:
     return FLOOD_PAUSE_NS_MAX if is_flood else PAUSE_NS_MAX
 
 
+class UsedBurst(Protocol):
+    """A burst of a process."""
+
+    def was_used_since(self, since_s: float) -> bool:
+        """Whether a packet is under way or was after this time of CLOCK_MONOTONIC. From any thread."""
+
+
 class _Turns:
     """The turns of all processes of a socket that have a backlog.
 
     Attributes:
+        known: The processes, by their numbers.
         shares: Who is served.
         newcomers: What those have used that came a short time ago.
         preparing: The number of calls in progress that check or prepare models, by process; processes without any are not in it.
     """
 
-    __slots__ = ("_locks", "newcomers", "preparing", "shares")
+    __slots__ = ("_locks", "_looked_ns", "_waits", "known", "newcomers", "preparing", "shares")
 
     def __init__(self) -> None:
-        self.shares = Shares()
+        self.known: weakref.WeakValueDictionary[Hashable, Peer] = weakref.WeakValueDictionary()
+        self._waits: weakref.ref[Peer] | None = None
+        self._looked_ns: int | None = None
+        self.shares = Shares(self._another_waits)
         self.newcomers = Use()
         self.preparing: dict[Peer, int] = {}
         self._locks = {False: anyio.Lock(), True: anyio.Lock()}
+
+    def _another_waits(self, process: object | None, now_ns: int) -> bool:
+        """See ``Shares``. From any thread."""
+        latest = None if self._waits is None else self._waits()
+        if latest is not None and latest is not process and latest.waits(now_ns):
+            return True
+        if self._looked_ns is not None and 0 <= now_ns - self._looked_ns < LOOK_NS:
+            return False
+        for reference in self.known.valuerefs():
+            peer = reference()
+            if peer is not None and peer is not process and peer.waits(now_ns):
+                self._waits = reference
+                return True
+        self._looked_ns = now_ns
+        return False
 
     async def next(self, *, is_flood: bool = False) -> None:
         """Waits for the turn of one message or connection. Cancelled, it has had none."""
@@ -211,26 +253,33 @@ class Peer:
 
     Attributes:
         loads: The work in progress for it, by connection.
+        bursts: Its bursts whose threads run.
     """
 
     __slots__ = (
         "__weakref__",
         "_backlog_until_ns",
         "_newcomer_until_ns",
+        "_packet_turn",
+        "_received_ns",
         "_turn",
         "_turns",
         "_unawaited",
         "_use",
         "_waits_since_ns",
+        "bursts",
         "loads",
     )
 
     def __init__(self, turns: _Turns | None = None) -> None:
         self.loads: list[Load] = []
+        self.bursts: set[UsedBurst] = set()
+        self._packet_turn = PacketTurn()
         self._turns = turns
         self._turn = anyio.Lock(fast_acquire=True)
         self._backlog_until_ns = 0
         self._unawaited = 0
+        self._received_ns = -WAITING_COMPANY_NS
         self._waits_since_ns = -WAITS_NS
         self._newcomer_until_ns = time.monotonic_ns() + NEWCOMER_NS
         self._use = Use()
@@ -262,13 +311,25 @@ class Peer:
         """
         if self._turns is None:
             return
-        now_ns = time.monotonic_ns()
+        self._received_ns = now_ns = time.monotonic_ns()
         self._unawaited = 0 if has_waited else self._unawaited + 1
         if self._unawaited > UNAWAITED_MAX or self.calls > 1:
             self._backlog(now_ns)
             self._waits_since_ns = now_ns
         elif now_ns >= max(self._backlog_until_ns, self._waits_since_ns + WAITS_NS):
             self._turns.shares.received(self, now_ns)
+
+    def waits(self, now_ns: int) -> bool:
+        """Whether it waits for its one call in progress or uses a burst, and is not to pause itself. From any thread."""
+        turns, calls = self._turns, self.calls
+        if turns is None or calls > 1 or now_ns < self._waits_since_ns + WAITS_NS:
+            return False
+        if self._added_to(turns, now_ns).is_flood:
+            return False
+        if calls and now_ns - self._received_ns < WAITING_COMPANY_NS:
+            return True
+        since_s = (now_ns - COMPANY_NS) / 1e9
+        return any(burst.was_used_since(since_s) for burst in tuple(self.bursts))
 
     def pause_after_ns(self, used_ns: int, now_ns: int) -> int:
         """The pause of a thread that has used the interpreter for this process for so long, until now; 0 for none."""
@@ -277,23 +338,22 @@ class Peer:
             return 0
         return pause_after(used_ns, self._added_to(turns, now_ns).is_flood)
 
-    def pause_after_packet_ns(self, used_ns: int, now_ns: int, *, has_succeeded: bool = False) -> int:
-        """As ``pause_after_ns``, for a packet of a burst that had to be decoded: that is a backlog. The packets of a client that
-        sends frames repeat.
+    def pause_after_packet_ns(self, used_ns: int, now_ns: int) -> int:
+        """As ``pause_after_ns``, for a packet of a burst that had to be decoded or has failed: that is a backlog. The packets of a
+        client that sends frames repeat.
         """
         turns = self._turns
         if turns is None:
             return 0
         self._backlog(now_ns)
-        use = self._added_to(turns, now_ns)
-        use.add(used_ns)
-        if has_succeeded:
-            use.executed()
+        self._added_to(turns, now_ns).add(used_ns)
         return self.pause_after_ns(used_ns, now_ns)
 
-    def pause_after_packet(self, used_ns: int, has_succeeded: bool) -> None:
-        """Sleeps for ``pause_after_packet_ns``, in the thread of the burst."""
-        _sleep(self.pause_after_packet_ns(used_ns, time.monotonic_ns(), has_succeeded=has_succeeded))
+    def packet_turns(self) -> PacketTurns | None:
+        """For the threads of its bursts. None for a process that is served alone."""
+        if self._turns is None:
+            return None
+        return PacketTurns(self._packet_turn, self.pause_after_packet_ns, self.executed)
 
     def pause_while_preparing_ns(self, used_ns: int, now_ns: int) -> int:
         """As ``pause_after_ns``, of the thread that checks and prepares models: no longer than that of any process that waits for
@@ -416,8 +476,8 @@ class Peers:
     """The processes at the other ends of a socket's connections."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakValueDictionary[Hashable, Peer] = weakref.WeakValueDictionary()
         self._turns = _Turns()
+        self._known = self._turns.known
 
     def of(self, process: Hashable) -> Peer:
         """A process, by its number; forgotten with its last connection."""

@@ -8,10 +8,42 @@ import anyio.to_thread
 
 import fmq
 from aionn.burst.controller import BurstController
-from aionn.burst.server import Answer, BurstServer
+from aionn.burst.server import Answer, BurstServer, PacketTurns
 from aionn.hal import DataLocation, ExecutionResult, Memory, OutputShape, Request, RequestArgument
 
 ANSWER_S_MAX = 30
+
+
+class CountedTurns:
+    """The turns of a client that is never kept waiting.
+
+    Attributes:
+        used_ns: What each turn took, None for one after a failure.
+        held: How many threads have a turn.
+    """
+
+    def __init__(self) -> None:
+        self.used_ns: list[int | None] = []
+        self.succeeded = 0
+        self.held = 0
+
+    def take(self, is_ending: Callable[[], bool]) -> bool:
+        assert not self.held
+        self.held += not is_ending()
+        return bool(self.held)
+
+    def give_back(self, used_ns: int) -> None:
+        self.held -= 1
+        self.used_ns.append(used_ns)
+
+    def failed(self, is_ending: Callable[[], bool]) -> None:
+        self.used_ns.append(None)
+
+    def wake(self) -> None:
+        pass
+
+    def executed(self) -> None:
+        self.succeeded += 1
 
 
 class Ends:
@@ -23,6 +55,7 @@ class Ends:
         polling_ns: int = 0,
         *,
         bind: Callable[[Request], Request] | None = None,
+        turns: PacketTurns | None = None,
     ) -> None:
         self.requests = fmq.MessageQueue.create(1, 1 << 12)
         self.results = fmq.MessageQueue.create(1, result_bytes, spin_ns=polling_ns)
@@ -31,7 +64,7 @@ class Ends:
         self.executed = 0
         self.limits: list[tuple[int | None, int | None]] = []
         self.ended: list[str] = []
-        self.decoded: list[tuple[int, bool]] = []
+        self.turns = CountedTurns()
         self.execute: Callable[[Request, bool], ExecutionResult] = self._double
         self.controller = BurstController(
             self.requests, self.results, free_slot=self._free, end=self._end, polling_ns=polling_ns
@@ -42,7 +75,7 @@ class Ends:
             execute=self._execute,
             get_memories=self._memories,
             bind=bind,
-            on_decoded=lambda *decoded: self.decoded.append(decoded),
+            turns=self.turns if turns is None else turns,
             on_end=self.ended.append,
             name="aionn-burst-test",
         )
@@ -57,6 +90,7 @@ class Ends:
         answer: Answer,
     ) -> ExecutionResult:
         self.limits.append((deadline_ns, loop_timeout_ns))
+        assert not self.turns.held
         return self.execute(request, measure)
 
     def _double(self, request: Request, measure: bool) -> ExecutionResult:
@@ -68,6 +102,7 @@ class Ends:
 
     def _memories(self, slots: Sequence[int]) -> Sequence[Memory]:
         self.asked.append(list(slots))
+        assert not self.turns.held  # The client may never answer.
         return self.controller.memories(slots)
 
     async def _free(self, slot: int) -> None:
@@ -78,9 +113,10 @@ class Ends:
         await anyio.to_thread.run_sync(self.server.stop)
 
 
-def doubling(memory: Memory) -> Request:
+def doubling(memory: Memory, at: int = 1) -> Request:
+    """A request with its output at a place."""
     return Request(
         (RequestArgument(False, DataLocation(0, 0, 1)),),
-        (RequestArgument(False, DataLocation(0, 1, 1)),),
+        (RequestArgument(False, DataLocation(0, at, 1)),),
         (memory,),
     )

@@ -31,6 +31,7 @@ from aionn.hal import (
     Request,
 )
 from aionn.testing import models
+from tests.aionn.burst.both_ends import CountedTurns
 
 WAIT_S = 10.0
 COUNT = 4
@@ -138,6 +139,7 @@ class NativeBurst:
         self.prepared = prepared
         self.requests, self.results = fmq.MessageQueue.create(1, 1 << 12), fmq.MessageQueue.create(1, 1 << 12)
         self.asked: list[list[int]] = []
+        self.turns = CountedTurns()
         self.controller = BurstController(self.requests, self.results, free_slot=self._free, end=self._end)
         self.server = BurstServer(
             fmq.MessageQueue.attach(self.requests.descriptor, self.requests.fds),
@@ -146,6 +148,7 @@ class NativeBurst:
             get_memories=self._memories,
             bind=prepared.bind,
             native=prepared.native if is_native else None,
+            turns=self.turns,
             name="aionn-burst-native",
         )
         self.server.start()

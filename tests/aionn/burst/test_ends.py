@@ -17,13 +17,14 @@ import msgspec
 import pytest
 
 import fmq
+from aionn.burst import server as server_module
 from aionn.burst.packets import ExecutionLimits, decode_result, encode_request, serialize_request
-from aionn.burst.server import BurstServer
+from aionn.burst.server import ARGUMENT_BYTES, BurstServer
 from aionn.burst.session import BurstState
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import DataLocation, ExecutionResult, Memory, OutputShape, Request, RequestArgument
 from fmq.descriptor import Grantor
-from tests.aionn.burst.both_ends import ANSWER_S_MAX, Ends, doubling
+from tests.aionn.burst.both_ends import ANSWER_S_MAX, CountedTurns, Ends, doubling
 from tests.support.cancellation import NATIVE_COUNTS, cancelled_natively
 
 
@@ -239,38 +240,116 @@ async def test_death_ends_the_pending_call_and_every_later_one(ends: Ends, memor
         await ends.controller.execute_synchronously(doubling(memory), [0])
 
 
-async def test_packets_that_had_to_be_decoded_are_reported_and_remembered_ones_are_not(
+async def test_packets_that_had_to_be_decoded_take_turns_and_remembered_ones_do_not(
     ends: Ends, memory: Memory
 ) -> None:
     request = doubling(memory)
     for measure in (False, False, False, True, False):
         await ends.controller.execute_synchronously(request, [0], measure=measure)
-    assert len(ends.decoded) == 2 and min(ends.decoded)[0] >= 0
-    assert all(has_succeeded for _, has_succeeded in ends.decoded)
+    # One before the client is asked for the memory and one after it, and one for the packet that measures.
+    assert len(ends.turns.used_ns) == 3 and ends.turns.succeeded == 2
 
 
-async def test_time_of_an_execution_that_succeeds_is_not_the_time_of_its_packet(
-    ends: Ends, memory: Memory
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_packet_that_fails_takes_a_turn_also_if_it_is_remembered(
+    is_known: bool, ends: Ends, memory: Memory
 ) -> None:
+    def fail(request: Request, measure: bool) -> ExecutionResult:
+        raise GeneralFailure("the engine failed")
+
+    request, right = doubling(memory), ends.execute
+    await ends.controller.execute_synchronously(request, [0], measure=True)
+    if is_known:
+        await ends.controller.execute_synchronously(request, [0])
+    ends.turns.used_ns.clear()
+    ends.turns.succeeded = 0
+    ends.execute = fail
+    for _ in range(3):
+        with pytest.raises(GeneralFailure, match="engine failed"):
+            await ends.controller.execute_synchronously(request, [0])
+    ends.execute = right
+    await ends.controller.execute_synchronously(request, [0])  # Before it is read the turns were taken.
+    assert ends.turns.used_ns.count(None) == 3
+    assert len(ends.turns.used_ns) == (3 if is_known else 4) and ends.turns.succeeded == 0
+
+
+async def test_malformed_packet_takes_a_turn_for_its_decoding_and_one_for_its_failure(ends: Ends) -> None:
+    for _ in range(2):
+        assert ends.requests.write_message(b"\x91")
+        assert await anyio.to_thread.run_sync(ends.results.read_message_blocking, ANSWER_S_MAX * 10**9)
+    assert None in ends.turns.used_ns and len(ends.turns.used_ns) >= 3 and not ends.turns.held
+
+
+class TakenTurns(CountedTurns):
+    """The turn is another burst's, for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self._woken = threading.Semaphore(0), threading.Event()
+
+    def take(self, is_ending: Callable[[], bool]) -> bool:
+        self.asked.release()
+        while not is_ending():
+            assert self._woken.wait(ANSWER_S_MAX)
+        return False
+
+    def wake(self) -> None:
+        self._woken.set()
+
+
+@pytest.mark.parametrize("how", ["drain", "stop"])
+async def test_packet_that_waits_for_its_turn_does_not_delay_the_end_of_its_burst(
+    how: str, memory: Memory
+) -> None:
+    turns = TakenTurns()
+    both = Ends(turns=turns)
+    assert both.requests.write_message(encode_request(doubling(memory), [0], measure=False))
+    assert await anyio.to_thread.run_sync(lambda: turns.asked.acquire(timeout=ANSWER_S_MAX))
+    if how == "drain":
+        both.server.drain("the device is put away")
+        answer = await anyio.to_thread.run_sync(both.results.read_message_blocking, ANSWER_S_MAX * 10**9)
+        assert answer is not None
+        result = decode_result(answer)
+        assert result.status == ErrorStatus.DEVICE_UNAVAILABLE
+        assert result.texts is not None and "put away" in result.texts.message
+    both.server.begin_stop()
+    await anyio.to_thread.run_sync(both.server._thread.join, ANSWER_S_MAX)
+    assert not both.server._thread.is_alive() and both.executed == 0
+    await both.controller.aclose()
+
+
+async def test_time_of_an_execution_is_not_the_time_of_its_packet(ends: Ends, memory: Memory) -> None:
     engine_ns = 20_000_000
 
     def compute(request: Request, measure: bool) -> ExecutionResult:
         end_ns = time.thread_time_ns() + engine_ns
         while time.thread_time_ns() < end_ns:
             pass
-        if measure:
-            raise GeneralFailure("the engine failed")
         return ExecutionResult()
 
     ends.execute = compute
-    request = doubling(memory)
-    await ends.controller.execute_synchronously(request, [0])
-    with pytest.raises(GeneralFailure, match="engine failed"):
-        await ends.controller.execute_synchronously(request, [0], measure=True)
-    await ends.controller.execute_synchronously(request, [0])  # After it both reports are here.
-    [(succeeded_ns, first), (failed_ns, second)] = ends.decoded
-    assert (first, second) == (True, False)
-    assert succeeded_ns < engine_ns <= failed_ns
+    await ends.controller.execute_synchronously(doubling(memory), [0])
+    assert len(ends.turns.used_ns) == 2 and all(
+        ns is not None and ns < engine_ns for ns in ends.turns.used_ns
+    )
+
+
+async def test_remembered_requests_have_a_bound_in_bytes(
+    ends: Ends, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes some bytes of its packet and those of its two arguments."""
+    packet_bytes = len(encode_request(doubling(memory), [0], measure=False))
+    each = packet_bytes + 2 * ARGUMENT_BYTES
+    monkeypatch.setattr(server_module, "REMEMBERED_BYTES_MAX", 3 * each)
+    requests = [doubling(memory, at) for at in range(2, 6)]
+    for request in requests[:3]:
+        await ends.controller.execute_synchronously(request, [0])
+    assert len(ends.server._remembered) == 3
+    await ends.controller.execute_synchronously(requests[3], [0])
+    assert len(ends.server._remembered) == 1
+    for request in requests[:2]:
+        await ends.controller.execute_synchronously(request, [0])
+    assert len(ends.server._remembered) == 3
 
 
 async def test_repeated_request_is_sent_again_and_a_changed_one_is_not_mistaken_for_it(

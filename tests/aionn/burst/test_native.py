@@ -181,6 +181,7 @@ async def test_a_call_that_fails_is_answered_as_python_answers_it(setting: Setti
     device.status = 0
     await burst.execute(request)
     assert output_of(request) == [2, 4, 6, 8] and device.native_count == counts[1] + 3
+    assert burst.turns.used_ns.count(None) == 2 and by_python.turns.used_ns.count(None) <= 1
 
 
 async def test_native_calls_are_in_the_trace(setting: Setting, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from aionn.burst import packets
 from aionn.burst.packets import (
+    DATUMS_MAX,
+    PACKET_BYTES_MAX,
     RANK_MAX,
     BurstRequest,
     BurstResult,
@@ -210,3 +212,29 @@ def test_packet_that_ends_too_soon_is_refused_though_it_counts_its_datums_right(
             cut[0] = msgspec.structs.replace(cut[0], packet_size=count)
             with pytest.raises(MalformedPacket):
                 deserialize(cut)
+
+
+@pytest.mark.parametrize("count", [DATUMS_MAX - 1, DATUMS_MAX, DATUMS_MAX + 1, 20_000])
+def test_packet_of_too_many_datums_is_refused_before_it_is_decoded(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool_count = count - 2
+    datums = [
+        packets.PacketInformation(count, 0, 0, pool_count),
+        *(packets.PoolIdentifier(0) for _ in range(pool_count)),
+        packets.MeasureTiming(False),
+    ]
+    packet = msgspec.msgpack.encode(datums)
+    assert len(packet) < PACKET_BYTES_MAX
+    if count <= DATUMS_MAX:
+        assert len(decode_request(packet).slots) == pool_count
+        return
+    monkeypatch.setattr(packets, "_REQUEST_DECODER", None)
+    for payload in (packet, b"\xdd" + count.to_bytes(4, "big") + packet[3:]):
+        with pytest.raises(MalformedPacket, match=f"at most {DATUMS_MAX} datums, got {count}"):
+            decode_request(payload)
+
+
+def test_packet_that_no_queue_of_a_client_of_ours_holds_is_refused_before_it_is_decoded() -> None:
+    with pytest.raises(MalformedPacket, match=f"at most {PACKET_BYTES_MAX} bytes"):
+        decode_request(bytes(PACKET_BYTES_MAX + 1))

@@ -37,8 +37,10 @@ from aionn.hal import (
 )
 from aionn.models.builder import GraphBuilder
 from aionn.service.client.device import RemoteDevice
+from aionn.service.host import process as process_module
 from aionn.service.host.process import listen
 from aionn.service.wire.handles import QueueHandle
+from aionn.service.wire.peers import Peers
 from aionn.service.wire.protocol import (
     Call,
     ConfigureBurst,
@@ -325,3 +327,28 @@ async def test_server_that_ends_while_a_burst_asks_for_memories_reports_no_failu
     assert caplog.text == ""
     requests.close()
     results.close()
+
+
+async def test_process_has_a_burst_until_its_thread_has_ended(
+    serving: Any, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it uses it, it counts among the processes that wait."""
+    made: list[Peers] = []
+
+    class Recorded(Peers):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(process_module, "Peers", Recorded)
+    client = (await serving()).client()
+    prepared = await client.prepare_model(small.sum_model())
+    began_s = time.monotonic()
+    burst = await prepared.configure_execution_burst()
+    await burst.execute_synchronously(small.Sum().request, [0])
+    (peer,) = made[0]._known.values()
+    (used,) = peer.bursts
+    assert used.was_used_since(began_s)
+    await burst.aclose()
+    assert not peer.bursts
+    await client.aclose()

@@ -143,8 +143,9 @@ def test_packets_of_executions_that_succeed_are_never_a_flood(clock: Clock) -> N
         clock.now_ns += MS
         _served(clock, other)
         used_ns = EXECUTION_NS // 2
-        pause_ns = sender.pause_after_packet_ns(used_ns, clock.now_ns, has_succeeded=True)
+        pause_ns = sender.pause_after_packet_ns(used_ns, clock.now_ns)
         assert pause_ns == PAUSE * used_ns
+        sender.executed()
 
 
 def test_processes_that_came_a_short_time_ago_add_up(clock: Clock) -> None:
