@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from aionn.runtime.executions.burst import Burst
     from aionn.runtime.executions.execution import Execution, Result
     from aionn.runtime.executions.lent import LentSlot
-    from aionn.runtime.executions.stream import Stream, StreamResult
+    from aionn.runtime.executions.results import StreamResult
+    from aionn.runtime.executions.stream import Stream
     from aionn.runtime.guarantees.guarantee import StreamReservation
     from aionn.runtime.guarantees.stream import GuaranteedStream
     from aionn.runtime.memory.arguments import TensorSpec, value_writer
@@ -85,7 +86,7 @@ _HOME_BY_NAME = {
     "SharedMemory": "aionn.runtime.memory.own",
     "Stream": "aionn.runtime.executions.stream",
     "StreamReservation": "aionn.runtime.guarantees.guarantee",
-    "StreamResult": "aionn.runtime.executions.stream",
+    "StreamResult": "aionn.runtime.executions.results",
     "TensorSpec": "aionn.runtime.memory.arguments",
     "after": "aionn.runtime.clock",
     "image_writer": "aionn.runtime.memory.pictures",

@@ -33,7 +33,13 @@ import aionn.runtime.runtime as asynchronous_runtime
 from aionn.errors import InvalidArgument, NotAdmitted
 from aionn.hal import DeviceStatus, Model, Priority
 from aionn.runtime.devices import RuntimeDevice
-from aionn.runtime.executions.results import ExecutionState, PriorityName, Result
+from aionn.runtime.executions.results import (
+    ExecutionState,
+    PriorityName,
+    Result,
+    StreamResult,
+    StreamStatistics,
+)
 from aionn.runtime.executions.slot_pool import BurstStatistics
 from aionn.runtime.guarantees.guarantee import StreamReservation
 from aionn.runtime.introspection import Support
@@ -494,7 +500,7 @@ class Stream(_Closing, Generic[_Item]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> asynchronous_stream.StreamResult[_Item]:
+    def __next__(self) -> StreamResult[_Item]:
         return next(self._results)
 
     def cancel(self) -> None:
@@ -505,7 +511,7 @@ class Stream(_Closing, Generic[_Item]):
         """As ``cancel``."""
         self.cancel()
 
-    def statistics(self) -> asynchronous_stream.StreamStatistics:
+    def statistics(self) -> StreamStatistics:
         """Counts so far."""
         return self._loop.do(self._stream.statistics)
 
@@ -544,9 +550,7 @@ class GuaranteedStream(Stream[_Item]):
         return self._loop.do(self._guaranteed.explain)
 
 
-def _results(
-    loop: LoopThread, stream: asynchronous_stream.Stream[_Item]
-) -> Iterator[asynchronous_stream.StreamResult[_Item]]:
+def _results(loop: LoopThread, stream: asynchronous_stream.Stream[_Item]) -> Iterator[StreamResult[_Item]]:
     try:
         while True:
             try:

@@ -7,12 +7,15 @@ without a group.
 Invariants:
 1. ``aclose`` returns when every task has ended, however often the one who calls it is cancelled.
 2. Every closing that ``close_soon`` got before the end of ``aclose`` runs to its end.
-3. A task that fails ends all tasks: that is a bug of aionn, and ``aclose`` raises it.
+3. A task of the group that fails ends all tasks: that is a bug of aionn, and ``aclose`` raises it. So no task of the group runs
+   code of the application that could raise, or that has scopes of its own: ``start_reading`` is for that.
+4. ``aclose`` waits for a source of the application, but not without a limit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -28,7 +31,29 @@ from aionn.platform.loops import Home, finish
 from aionn.realtime import PageLocks
 from fences import FenceStatus, SyncFence
 
-__all__ = ["Background", "Waiter"]
+__all__ = ["Background", "Cancelled", "Task", "Waiter", "failure_of", "is_running"]
+
+Task = asyncio.Task[None]
+Cancelled = asyncio.CancelledError
+
+SOURCE_END_S_MAX = 1.0
+"""Time that a source has for its end before it is cancelled (once more)."""
+
+SOURCE_CANCEL_S = 0.05
+"""Time between further cancellations of a source that does not end."""
+
+SOURCE_CANCELS_MAX = 20
+"""Number of those; then it is left to itself."""
+
+
+def failure_of(task: Task) -> BaseException | None:
+    """The error that ended a task, or its cancellation; None where it ended by itself."""
+    return Cancelled() if task.cancelled() else task.exception()
+
+
+def is_running(task: Task) -> bool:
+    """Whether a task is the running one."""
+    return asyncio.current_task() is task
 
 
 class Waiter:
@@ -71,6 +96,8 @@ class Background:
         self._stop = anyio.Event()
         self._host: asyncio.Task[None] | None = None
         self._executions: set[asyncio.Task[None]] = set()
+        # The tasks that read sources; those that have to end have a timer.
+        self._readers: dict[asyncio.Task[None], asyncio.TimerHandle | None] = {}
         # The closings that have not begun: one for each object dropped in this turn of the loop. A bound would lose some of them.
         self._dropped: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()
         self._closings: set[asyncio.Task[None]] = set()
@@ -110,6 +137,13 @@ class Background:
             await self._stop.wait()
             self.tasks.cancel_scope.cancel()
 
+    @staticmethod
+    def is_this_task() -> Callable[[], bool]:
+        """A function by which the running task recognises itself later."""
+        task = asyncio.current_task()
+        running = None if task is None else weakref.ref(task)
+        return lambda: running is not None and running() is asyncio.current_task()
+
     def start_execution(
         self, work: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]
     ) -> asyncio.Task[None]:
@@ -124,6 +158,47 @@ class Background:
         task.add_done_callback(on_end)
         task.add_done_callback(self._ended)
         return task
+
+    def start_reading(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a plain task that reads a source of the application. Its errors end nothing else."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._readers[task] = None
+        task.add_done_callback(self._reader_ended)
+        return task
+
+    def limit_reading(self, task: asyncio.Task[None]) -> None:
+        """Has a task that reads a source end: it is cancelled at the end of its time, and again until it has ended. Idempotent."""
+        if task in self._readers and self._readers[task] is None:
+            self._cancel_reader_in(SOURCE_END_S_MAX, task, SOURCE_CANCELS_MAX)
+
+    def _cancel_reader_in(self, seconds: float, task: asyncio.Task[None], count: int) -> None:
+        self._readers[task] = self._loop.call_later(seconds, self._cancel_reader, task, count)
+
+    def _cancel_reader(self, task: asyncio.Task[None], count: int) -> None:
+        if task.done():
+            return
+        if count:
+            task.cancel()
+            self._cancel_reader_in(SOURCE_CANCEL_S, task, count - 1)
+        else:
+            error = TimeoutError("it was cancelled, and continues")
+            self.report("aionn: the source of a stream does not end, and is left to itself", error)
+
+    def _reader_ended(self, task: asyncio.Task[None]) -> None:
+        timer = self._readers.pop(task)
+        if timer is not None:
+            timer.cancel()
+        if not task.cancelled():
+            task.exception()  # Only what ends the program is raised there, and the loop has raised it.
+
+    async def _end_readers(self) -> None:
+        for task, timer in tuple(self._readers.items()):
+            if timer is None:
+                task.cancel()
+                self.limit_reading(task)
+        if self._readers:
+            limit_s = SOURCE_END_S_MAX + (SOURCE_CANCELS_MAX + 1) * SOURCE_CANCEL_S
+            await asyncio.wait(self._readers, timeout=limit_s)
 
     def close_soon(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Awaits ``close`` in a task that ``aclose`` does not cancel. May be called in any thread. No effect after ``aclose``.
@@ -241,6 +316,7 @@ class Background:
 
     async def _end(self, host: asyncio.Task[None]) -> None:
         self._start_closings()
+        await self._end_readers()
         while self._executions:
             for task in self._executions - self._closings:
                 task.cancel()

@@ -424,6 +424,11 @@ class Compilation:
             copy=False,
         )
 
+    def close_streams(self) -> None:
+        """Ends the streams of its bursts, as ``Burst.close_streams``."""
+        for burst in self._bursts:
+            burst.close_streams()
+
     async def aclose(self) -> None:
         """Ends its bursts and frees it at the device. Idempotent.
 
@@ -434,6 +439,7 @@ class Compilation:
         self._background.home.check("compilation")
         self._closed = True
         self._on_close(self)
+        self.close_streams()
         await finish(self._close())
 
     async def _close(self) -> None:

@@ -564,6 +564,8 @@ class Runtime:
             return
         self._background.home.check("close")
         self._background.is_open = False
+        for compilation in self._compilations:
+            compilation.close_streams()
         try:
             with section("LR_PT", "close"):
                 await finish(self._close())

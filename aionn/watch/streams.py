@@ -18,7 +18,7 @@ from aionn.watch.detections import Finding, plain_findings
 from aionn.watch.figures import FINDINGS_MAX, Outcome, SourceFigures, StreamFigures, StreamSnapshot
 
 if TYPE_CHECKING:
-    from aionn.runtime.executions.stream import StreamResult
+    from aionn.runtime.executions.results import StreamResult
     from aionn.runtime.memory.arguments import Writer
 
 __all__ = ["PICTURE_SIDE_MAX", "Deliver", "Shot", "WatchedStream", "reduced"]

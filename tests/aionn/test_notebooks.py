@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import aionn
-from aionn.runtime.executions.stream import StreamStatistics
+from aionn.runtime.executions.results import StreamStatistics
 
 MODEL = "examples/data/digits_float.tflite"
 

@@ -510,6 +510,11 @@ class Burst:
         )
         return run_job(job)
 
+    def close_streams(self) -> None:
+        """Ends its streams: an error for their consumers, unless the running task is the consumer."""
+        for pump in list(self._streams):
+            pump.close()
+
     async def aclose(self) -> None:
         """Ends its streams and frees it at the driver. Waits for a running execution, but not without a limit. Idempotent.
 
@@ -521,8 +526,7 @@ class Burst:
         self._closed = True
         self._pool.close()
         self._on_close(self)
-        for pump in list(self._streams):
-            pump.cancel()
+        self.close_streams()
         try:
             await finish(self._close())
         finally:

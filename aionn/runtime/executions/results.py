@@ -1,10 +1,10 @@
-"""Records of executions: the result, where an execution is in its life, sums of timings, priorities by name."""
+"""Records of executions: the result, of a stream's item too, where an execution is in its life, sums, priorities by name."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -12,7 +12,18 @@ from aionn.errors import ErrorStatus, InvalidArgument
 from aionn.hal import NO_TIMING, Priority, Timing
 from aionn.runtime.memory.arguments import Array
 
-__all__ = ["ExecutionState", "PriorityName", "Result", "priority_of", "sum_of"]
+__all__ = [
+    "ExecutionState",
+    "PriorityName",
+    "Result",
+    "Status",
+    "StreamResult",
+    "StreamStatistics",
+    "priority_of",
+    "sum_of",
+]
+
+_T = TypeVar("_T")
 
 PriorityName = Literal["low", "medium", "high"]
 """A priority by its name, for type checkers and editors."""
@@ -88,3 +99,72 @@ def sum_of(timings: Sequence[Timing]) -> Timing:
         sum(on_device) if len(on_device) == len(timings) else None,
         sum(in_driver) if len(in_driver) == len(timings) else None,
     )
+
+
+Status = Literal["on_time", "late", "dropped", "lost"]
+"""The end of an item of a stream."""
+
+
+class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
+    """The result of one item of a stream.
+
+    Attributes:
+        item: The item.
+        outputs: Read-only views of shared memory, valid until the next result is asked for; copy to keep. Empty when dropped or
+            lost.
+        status: ``on_time``, ``late`` (executed, but after its deadline), ``dropped`` (not there at its deadline) or ``lost`` (its
+            driver died while it ran, and the compilation recovers: see ``recover`` of ``Runtime.compile``).
+        finished_ns: When its result was here, or when it was dropped.
+        deadline_ns: Its deadline; None means no deadline.
+        timing: What the device measured.
+        label: The promise of a stream with a guarantee that this frame broke first: ``early``, ``delayed``, ``overran`` or
+            ``withdrawn``; or what it was delayed by though it kept all of them: ``stalled`` (the machine did not run the event
+            loop), ``blocked`` (an execution before it took longer than was counted with). None for all others, and without a
+            guarantee.
+    """
+
+    item: _T
+    outputs: tuple[Array, ...]
+    status: Status
+    finished_ns: int
+    deadline_ns: int | None
+    timing: Timing
+    label: str | None = None
+
+    @property
+    def valid_until(self) -> str:
+        """The end of the validity of ``outputs``: they are views of a slot that is used again."""
+        return "the next result is asked for, or the stream ends"
+
+
+class StreamStatistics(msgspec.Struct, frozen=True):
+    """Counts of a stream's items so far; and of the frames of one with a guarantee, by the promise that they broke first.
+
+    Attributes:
+        on_time: Results that were here in time.
+        late: Results that came late.
+        dropped: Items without a result at their deadline.
+        lost: Items whose driver died.
+        early: Frames that came sooner than period and jitter allow.
+        delayed: Frames that came later after their capture than the jitter allows.
+        overran: Frames that took longer than the reserved duration, or paid for one that did.
+        withdrawn: Frames after the end of the reservation.
+        stalled: Frames that came late, overran or were lost while the machine did not run the event loop.
+        blocked: Frames that were lost since an execution before them took longer than was counted with.
+    """
+
+    on_time: int
+    late: int
+    dropped: int
+    lost: int = 0
+    early: int = 0
+    delayed: int = 0
+    overran: int = 0
+    withdrawn: int = 0
+    stalled: int = 0
+    blocked: int = 0
+
+    def _repr_html_(self) -> str:
+        from aionn.reports.notebooks import values_html
+
+        return values_html((("on time", self.on_time), ("late", self.late), ("dropped", self.dropped)))

@@ -1,9 +1,9 @@
 """Streams: every item of a source through a burst, with the results in the source's order.
 
 Owns the order of results, what happens to items that are late, and the tasks between a source and its consumer. One task reads
-the source, so that a source may have scopes and task groups of its own, and writes items into buffers. Workers execute the buffers:
-as many as the devices can use at a time, or one for each buffer where items have deadlines, since the scheduler can drop only what
-it knows. ``slot_pool`` owns the buffers, ``burst`` how one is executed.
+the source (``source_task``), so that a source may have scopes and task groups of its own, and writes items into buffers. Workers
+execute the buffers: as many as the devices can use at a time, or one for each buffer where items have deadlines, since the
+scheduler can drop only what it knows. ``slot_pool`` owns the buffers, ``burst`` how one is executed.
 
 An item with a deadline is ``dropped`` by, in this order: the wait for a buffer (``_place_next``); the scheduler, which rejects
 what cannot end in time; the device, between operations; and at the deadline itself ``job``, which then waits no longer.
@@ -15,7 +15,9 @@ Invariants:
    consumer has seen the result at all, an execution that waits for a buffer gets that one: the outputs are copied.
 4. A stream that was ended, dropped or read to its end has no task, and no buffer but those that the device still has.
 5. A consumer that is cancelled while it waits loses no result: the next call gives it.
-6. An exception of a source, a writer or a deadline's function ends this stream alone, and is raised to its consumer.
+6. An exception of a source, a writer or a deadline's function ends this stream alone, and is raised to its consumer. So is a
+   failure of the stream's own tasks: they are plain tasks, and no failure of theirs ends other tasks.
+7. A stream ends without an error only where its source ended, or its consumer ended it.
 """
 
 from __future__ import annotations
@@ -23,99 +25,32 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
-import anyio
 import msgspec
 
 from aionn.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
-from aionn.hal import NO_TIMING, Timing
-from aionn.runtime.background import Background, Waiter
+from aionn.hal import NO_TIMING
+from aionn.runtime.background import Background, Cancelled, Task, Waiter, failure_of
 from aionn.runtime.clock import check_deadline, now_ns
-from aionn.runtime.executions.results import Result
+from aionn.runtime.executions.results import Result, Status, StreamResult, StreamStatistics
 from aionn.runtime.executions.slot_pool import FrameBuffer, SlotPool, Waiting
+from aionn.runtime.executions.source_task import INTERRUPTS, SourceTask
 from aionn.runtime.memory.arguments import Array
 from aionn.runtime.metrics.figures import StreamFigures
 
-__all__ = ["Stream", "StreamPump", "StreamResult", "StreamStatistics"]
+__all__ = ["Stream", "StreamPump"]
 
 _T = TypeVar("_T")
 
-_Status = Literal["on_time", "late", "dropped", "lost"]
-
-INTERRUPTS = (KeyboardInterrupt, SystemExit)
-"""Exceptions that end the program, wherever they are raised."""
+UNPLACED_MAX = 16
+"""Items that a source may give while none of them gets a buffer: one, and one more for each of its scopes that ends."""
 
 
 class Execute(Protocol):
     """Executes what is in a buffer; the result has views of it."""
 
     def __call__(self, buffer: FrameBuffer, deadline_ns: int | None) -> Coroutine[Any, Any, Result]: ...
-
-
-class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
-    """The result of one item of a stream.
-
-    Attributes:
-        item: The item.
-        outputs: Read-only views of shared memory, valid until the next result is asked for; copy to keep. Empty when dropped or
-            lost.
-        status: ``on_time``, ``late`` (executed, but after its deadline), ``dropped`` (not there at its deadline) or ``lost`` (its
-            driver died while it ran, and the compilation recovers: see ``recover`` of ``Runtime.compile``).
-        finished_ns: When its result was here, or when it was dropped.
-        deadline_ns: Its deadline; None means no deadline.
-        timing: What the device measured.
-        label: The promise of a stream with a guarantee that this frame broke first: ``early``, ``delayed``, ``overran`` or
-            ``withdrawn``; or what it was delayed by though it kept all of them: ``stalled`` (the machine did not run the event
-            loop), ``blocked`` (an execution before it took longer than was counted with). None for all others, and without a
-            guarantee.
-    """
-
-    item: _T
-    outputs: tuple[Array, ...]
-    status: _Status
-    finished_ns: int
-    deadline_ns: int | None
-    timing: Timing
-    label: str | None = None
-
-    @property
-    def valid_until(self) -> str:
-        """The end of the validity of ``outputs``: they are views of a slot that is used again."""
-        return "the next result is asked for, or the stream ends"
-
-
-class StreamStatistics(msgspec.Struct, frozen=True):
-    """Counts of a stream's items so far; and of the frames of one with a guarantee, by the promise that they broke first.
-
-    Attributes:
-        on_time: Results that were here in time.
-        late: Results that came late.
-        dropped: Items without a result at their deadline.
-        lost: Items whose driver died.
-        early: Frames that came sooner than period and jitter allow.
-        delayed: Frames that came later after their capture than the jitter allows.
-        overran: Frames that took longer than the reserved duration, or paid for one that did.
-        withdrawn: Frames after the end of the reservation.
-        stalled: Frames that came late, overran or were lost while the machine did not run the event loop.
-        blocked: Frames that were lost since an execution before them took longer than was counted with.
-    """
-
-    on_time: int
-    late: int
-    dropped: int
-    lost: int = 0
-    early: int = 0
-    delayed: int = 0
-    overran: int = 0
-    withdrawn: int = 0
-    stalled: int = 0
-    blocked: int = 0
-
-    def _repr_html_(self) -> str:
-        from aionn.reports.notebooks import values_html
-
-        return values_html((("on time", self.on_time), ("late", self.late), ("dropped", self.dropped)))
 
 
 class Item:
@@ -187,14 +122,17 @@ class StreamPump:
         self._pool = pool
         self.background = background
         self.home = background.home
-        self._source = source
+        self._source = SourceTask(background, source)
         self._execute = execute
         self._write = write
         self._deadline = deadline
         self._drops_late = drops_late
         self._worker_count = pool.slots if deadline is not None else min(pool.slots, device_slots)
         self._on_end = on_end
-        self._scope = anyio.CancelScope()
+        self._workers: list[Task] = []
+        self._unplaced: deque[Item] = deque(maxlen=UNPLACED_MAX)
+        self._is_closer: Callable[[], bool] | None = None
+        self._failure: BaseException | None = None
         self._started = False
         self._has_failed = False
         self._held: FrameBuffer | None = None
@@ -209,40 +147,35 @@ class StreamPump:
 
     # Tasks
 
-    async def _run(self) -> None:
-        try:
-            with self._scope:
-                async with anyio.create_task_group() as tasks:
-                    for _ in range(self._worker_count):
-                        tasks.start_soon(self._work_until_cancelled)
-                    await self._read()
-                    self.is_fed = True
-                    for worker in self._idle:
-                        worker.wake()
-        except BaseException:
-            self.cancel()
-            raise
-        finally:
-            # It refers to its task; that, cancelled, to the frames that it ended in; and those to this object.
-            self._scope = anyio.CancelScope()
-        self._wake_consumer()
+    def _start(self) -> None:
+        self._source.start(self._read(), self._reader_ended)
+        self._workers = [
+            self.background.start_execution(self._work_until_ended(), self._worker_ended)
+            for _ in range(self._worker_count)
+        ]
 
-    def _is_ending(self) -> bool:
-        """Whether a cancellation that arrives is meant for the stream: it was ended, or the runtime closes."""
-        return self.is_over or self.background.tasks.cancel_scope.cancel_called
-
-    def _is_meant_for_us(self, error: BaseException) -> bool:
-        """Whether an exception propagates to the code that runs this task, since there is no consumer to raise it to."""
-        return isinstance(error, (anyio.get_cancelled_exc_class(), *INTERRUPTS)) and self._is_ending()
-
-    async def _work_until_cancelled(self) -> None:
+    async def _work_until_ended(self) -> None:
         try:
             await self._work()
-        except anyio.get_cancelled_exc_class():
-            # Not raised further when the stream ends: a cancelled task of a group keeps its frames, and those this object, until
-            # the garbage collector comes.
-            if not self._is_ending():
+        except Cancelled:
+            # Not raised further when the stream ends: a cancelled task keeps its frames, and those this object, until the garbage
+            # collector comes.
+            if not self.is_over:
                 raise
+
+    def _worker_ended(self, task: Task) -> None:
+        failure = failure_of(task)
+        if failure is not None and not self.is_over:
+            self._fail(failure)
+
+    def _reader_ended(self, task: Task) -> None:
+        if not (self.is_fed or self.is_over):
+            self._fail(failure_of(task))
+
+    def _fail(self, failure: BaseException | None) -> None:
+        """Ends it with an error for every consumer."""
+        self._failure = failure
+        self.cancel()
 
     async def _work(self) -> None:
         """Executes what is ready, until nothing will be any more."""
@@ -268,7 +201,7 @@ class StreamPump:
             if not e.transient:
                 item.error = e
         except BaseException as e:
-            if self._is_meant_for_us(e):
+            if self.is_over and isinstance(e, (Cancelled, *INTERRUPTS)):
                 self._pool.leave(buffer)
                 raise
             item.error = _raisable(e)
@@ -281,26 +214,72 @@ class StreamPump:
     # From the source to the buffers
 
     async def _read(self) -> None:
-        """Takes items and has them put into buffers. An exception of the source becomes the last item."""
+        """Reads the source until it ends or the stream does, and closes it. An exception of the source becomes the last item."""
+        error: BaseException | None = None
         try:
-            async for value in self._source:
+            error = await self._take_items()
+            await self._source.aclose()
+            if isinstance(error, INTERRUPTS) and self.is_over:
+                raise error  # There is no consumer to raise it to.
+            error = await self._place_waiting() or error
+            if error is not None and not self._has_ended():
+                self._end_with(error)
+        finally:
+            del error  # It refers to this frame.
+        self.is_fed = True
+        for worker in self._idle:
+            worker.wake()
+        self._wake_consumer()
+
+    async def _take_items(self) -> BaseException | None:
+        """Takes items and has them put into buffers. Returns what the source raised, or the function of the deadline."""
+        cancelled: Cancelled | None = None
+        try:
+            while not self._has_ended():
+                try:
+                    value = await self._source.next(cancelled)
+                except StopAsyncIteration:
+                    return None
                 if self.is_over:
-                    return  # The source does not let itself be cancelled.
+                    return None  # The source does not let itself be cancelled.
                 item = Item(value)
                 if self._deadline is not None:
                     item.deadline_ns = self._deadline(value)
                     check_deadline(item.deadline_ns, where="stream")
-                buffer = None if self._is_full() else self._pool.take_free()
-                if buffer is None:
-                    await self._place_next(item)
-                else:
+                buffer = None if self._unplaced or self._is_full() else self._pool.take_free()
+                if buffer is not None:
+                    cancelled = None
                     self._place(item, buffer)
-                if self._has_failed:
-                    return
+                    continue
+                if len(self._unplaced) == UNPLACED_MAX:
+                    raise GeneralFailure(
+                        f"stream: the source gave {UNPLACED_MAX} items after cancellations of its own scopes, and its consumer "
+                        "took none of them"
+                    )
+                self._unplaced.append(item)
+                cancelled = await self._place_waiting()
         except BaseException as e:
-            if self._is_meant_for_us(e):
-                raise
-            self._end_with(e)
+            return e
+        finally:
+            del cancelled  # It refers to this frame.
+        return None
+
+    def _has_ended(self) -> bool:
+        """Whether no further item is wanted."""
+        return self.is_over or self._has_failed
+
+    async def _place_waiting(self) -> Cancelled | None:
+        """Waits until the items that were taken are in buffers or dropped.
+
+        Returns:
+            The cancellation that came before: of a scope that the source has open in this task, or of the stream's end.
+        """
+        try:
+            while self._unplaced and not self._has_ended():
+                await self._place_next(self._unplaced[0])
+        except Cancelled as e:
+            return e
+        return None
 
     def _is_full(self) -> bool:
         """Whether there are as many items on their way to the consumer as there may be."""
@@ -310,8 +289,24 @@ class StreamPump:
         """Waits until an item is in the next buffer. The task that leaves the buffer (usually the consumer) writes the item into
         it, which saves a turn of the loop.
 
-        One that waits until its deadline is dropped, where late items are.
+        One that waits until its deadline is dropped, where late items are. Cancelled, it can be called again.
         """
+        if not item.is_finished:
+            if await self._is_placed(item):
+                return
+            self._drop(item)
+        while self._is_full():
+            self._reader = self.background.waiter()
+            try:
+                await self._reader.future
+            finally:
+                self._reader = None
+        self._unplaced.popleft()
+        self.items.append(item)
+        self._wake_consumer()
+
+    async def _is_placed(self, item: Item) -> bool:
+        """Waits until an item is in the next buffer; False if its deadline comes before."""
         woken = self.background.waiter()
         is_placed = False
 
@@ -319,6 +314,7 @@ class StreamPump:
             nonlocal is_placed
             is_placed = True
             woken.wake()
+            self._unplaced.popleft()
             self._place(item, buffer)
 
         waiting = Waiting(self._wants_buffer, take)
@@ -331,24 +327,15 @@ class StreamPump:
             self._pool.stop_waiting(waiting)
             if timer is not None:
                 timer.cancel()
-        if not is_placed:
-            await self._drop(item)
+        return is_placed
 
     def _wants_buffer(self) -> bool:
         return not self.is_over and not self._is_full()
 
-    async def _drop(self, item: Item) -> None:
-        """Reports a dropped item to the consumer, as soon as there is room for that."""
+    def _drop(self, item: Item) -> None:
+        """Marks an item as dropped; it is reported to the consumer as soon as there is room for that."""
         item.finished_ns = now_ns()
         item.is_finished = True
-        while self._is_full():
-            self._reader = self.background.waiter()
-            try:
-                await self._reader.future
-            finally:
-                self._reader = None
-        self.items.append(item)
-        self._wake_consumer()
 
     def _place(self, item: Item, buffer: FrameBuffer) -> None:
         """Writes an item into its buffer and has it executed. An exception becomes the last item."""
@@ -361,6 +348,10 @@ class StreamPump:
         except BaseException as e:
             self._pool.leave(buffer)
             self._end_with(e)
+            return
+        if self.is_over:  # The writer ended the stream.
+            item.buffer = None
+            self._pool.leave(buffer)
             return
         self.items.append(item)
         self._ready.append((item, buffer))
@@ -396,7 +387,7 @@ class StreamPump:
         if not self._started:
             self._started = True
             if not self.is_over:
-                self.background.tasks.start_soon(self._run)
+                self._start()
         while True:
             if self.items:
                 if self.items[0].is_finished:
@@ -436,7 +427,11 @@ class StreamPump:
         if self.is_over:
             return
         self.is_over = True
-        self._scope.cancel()
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.cancel()
+        self._source.end()
+        self._unplaced.clear()
         self.let_go()
         while self.items:
             item = self.items.popleft()
@@ -446,12 +441,28 @@ class StreamPump:
         self._on_end(self)
         self._wake_consumer()
 
+    def close(self) -> None:
+        """Ends it, since its burst is being closed: an error for every task but the running one. Idempotent."""
+        if not self.is_over:
+            self._is_closer = self.background.is_this_task()
+            self.cancel()
+
+    def check_end(self) -> None:
+        """Raises the error of a stream that ended otherwise than by its source or its consumer.
+
+        Raises:
+            InvalidArgument: Another task closed its burst.
+            GeneralFailure: A task of its own has failed, or was cancelled by others.
+        """
+        if self._failure is not None:
+            raise GeneralFailure(f"stream: a task of its own ended with {self._failure!r}") from self._failure
+        if self._is_closer is not None and not self._is_closer():
+            raise InvalidArgument("stream: its burst was closed, and results are missing")
+
 
 def _raisable(error: BaseException) -> BaseException:
     """The exception for the consumer: the error, unless its class has a meaning for the consumer's own task."""
-    if not isinstance(
-        error, (anyio.get_cancelled_exc_class(), GeneratorExit, StopIteration, StopAsyncIteration)
-    ):
+    if not isinstance(error, (Cancelled, GeneratorExit, StopIteration, StopAsyncIteration)):
         return error
     failure = GeneralFailure(
         f"stream: the source, or what was called for an item, raised {type(error).__name__}"
@@ -496,13 +507,14 @@ class Stream(AsyncIterator[StreamResult[_T]]):
             self._asked = False
         if item is None or pump.is_over:
             pump.cancel()
+            pump.check_end()
             raise StopAsyncIteration
         pump.hold(item)
         if item.error is not None:
             pump.cancel()
             raise item.error
         result, deadline_ns, finished_ns = item.result, item.deadline_ns, item.finished_ns
-        status: _Status = "on_time"
+        status: Status = "on_time"
         if result is None:
             status = "lost" if item.is_lost else "dropped"
         elif deadline_ns is not None and finished_ns > deadline_ns:
@@ -519,7 +531,12 @@ class Stream(AsyncIterator[StreamResult[_T]]):
         return StreamResult(item.item, result.outputs, status, finished_ns, deadline_ns, result.timing)
 
     def cancel(self) -> None:
-        """Ends the stream: no further item is taken, nothing more is delivered. Idempotent."""
+        """Ends the stream: no further item is taken, nothing more is delivered. Idempotent.
+
+        Raises:
+            InvalidArgument: Called in another thread, or from another event loop.
+        """
+        self._home.check("stream")
         self._pump.cancel()
 
     async def aclose(self) -> None:

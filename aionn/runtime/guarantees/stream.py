@@ -13,8 +13,9 @@ import msgspec
 
 from aionn.errors import InvalidArgument, NotAdmitted
 from aionn.runtime.clock import now_ns
+from aionn.runtime.executions.results import StreamResult, StreamStatistics
 from aionn.runtime.executions.slot_pool import FrameBuffer
-from aionn.runtime.executions.stream import Item, Stream, StreamPump, StreamResult, StreamStatistics
+from aionn.runtime.executions.stream import Item, Stream, StreamPump
 from aionn.runtime.guarantees.guarantee import StreamGuarantee, StreamReservation
 from aionn.runtime.guarantees.reservations import FrameArrival
 from aionn.runtime.guarantees.terms import changed_terms
@@ -65,11 +66,11 @@ class ReservedPump(StreamPump):
                     arrival.lost(item.finished_ns, late_ns)
             self._arrivals[item] = arrival
 
-    async def _drop(self, item: Item) -> None:
+    def _drop(self, item: Item) -> None:
         arrival = self.guarantee.never_came()
         if arrival is not None and not self.is_over:
             self._arrivals[item] = arrival
-        await super()._drop(item)
+        super()._drop(item)
 
     def hold(self, item: Item) -> None:
         """See ``StreamPump.hold``."""

@@ -52,6 +52,10 @@ async def opened(request: pytest.FixtureRequest) -> AsyncIterator[Opened]:
         await memory.aclose()
 
 
+async def _cancelled(stream: aionn.Stream[Any]) -> None:
+    stream.cancel()
+
+
 CALLS: dict[str, Callable[[Opened], Awaitable[Any]]] = {
     "compile": lambda o: o.runtime.compile(chain([OperationType.RELU], (2,))),
     "supported_operations": lambda o: o.runtime.supported_operations(chain([OperationType.RELU], (2,))),
@@ -63,6 +67,9 @@ CALLS: dict[str, Callable[[Opened], Awaitable[Any]]] = {
     "execute in the burst": lambda o: o.burst.execute([X]),
     "close the burst": lambda o: o.burst.aclose(),
     "stream": lambda o: anext(o.stream),
+    "end the stream": lambda o: _cancelled(o.stream),
+    "close the stream": lambda o: o.stream.aclose(),
+    "leave the stream": lambda o: o.stream.__aexit__(None, None, None),
 }
 OVER_A_CHANNEL: dict[str, Callable[[Opened], Awaitable[Any]]] = {
     "status": lambda o: o.runtime.device("reference").status(),
@@ -93,6 +100,7 @@ async def test_calls_from_another_loop_are_refused(opened: Opened) -> None:
         words = await anyio.to_thread.run_sync(_refused, call, opened)
         assert "called from another event loop than the one in which it was opened" in words, name
         assert "aionn.blocking" in words, name
+    assert (await anext(opened.stream)).status == "on_time"
     assert (await opened.net.execute([X])).status.name == "NONE"
     assert (await opened.burst.execute([X])).status.name == "NONE"
     assert (await opened.memory.read()).tolist() == X.tolist()
@@ -101,6 +109,9 @@ async def test_calls_from_another_loop_are_refused(opened: Opened) -> None:
 async def test_calls_from_a_thread_without_a_loop_are_refused(opened: Opened) -> None:
     with pytest.raises(aionn.InvalidArgument, match=r"got none: threads use aionn\.blocking"):
         await anyio.to_thread.run_sync(lambda: opened.net.execute_fenced([X]))
+    with pytest.raises(aionn.InvalidArgument, match=r"got none: threads use aionn\.blocking"):
+        await anyio.to_thread.run_sync(opened.stream.cancel)
+    assert (await anext(opened.stream)).status == "on_time"
 
 
 async def test_execution_can_be_awaited_from_another_loop(opened: Opened) -> None:

@@ -21,7 +21,7 @@ import pytest_asyncio
 import aionn
 from aionn.burst.controller import BurstController
 from aionn.conformance.vts.models import endless_model
-from aionn.runtime.executions.stream import StreamStatistics
+from aionn.runtime.executions.results import StreamStatistics
 
 Values = npt.NDArray[np.float32]
 ONE = np.ones(1, np.float32)
@@ -53,7 +53,8 @@ async def numbers(count: int, first: int = 1) -> AsyncIterator[Values]:
 
 
 def tasks_of_streams() -> list[str]:
-    return [name for t in asyncio.all_tasks() if "StreamPump" in (name := t.get_name())]
+    names = [getattr(t.get_coro(), "__qualname__", "") for t in asyncio.all_tasks()]
+    return [name for name in names if name.startswith("StreamPump.")]
 
 
 async def settled(burst: aionn.Burst, runtime: aionn.Runtime) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import aionn
 from aionn.drivers.simulated.profiles import Draw, Fault
-from aionn.runtime.executions.stream import StreamStatistics
+from aionn.runtime.executions.results import StreamStatistics
 from aionn.runtime.guarantees.measuring import COLD_EXECUTIONS, WARM_UP_EXECUTIONS
 from aionn.testing import models
 from tests.aionn.runtime.guarantees.trial import Frame, Trial, X, camera, gate, npu, read

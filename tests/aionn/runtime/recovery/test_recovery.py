@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 import aionn
-from aionn.runtime.executions.stream import StreamStatistics
+from aionn.runtime.executions.results import StreamStatistics
 from aionn.runtime.recovery.prepared import RecoveringPreparedModel
 from aionn.runtime.recovery.states import PREPARATIONS_MAX, RecoveryState
 from aionn.service.client.device import RemoteDevice
