@@ -1,4 +1,4 @@
-"""Records of executions: the result, where an execution is in its life, sums of timings, priorities by name."""
+"""Records of executions: the result, where an execution is in its life, sums of timings, priorities by name, and flags."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from aionn.errors import ErrorStatus, InvalidArgument
 from aionn.hal import NO_TIMING, Priority, Timing
 from aionn.runtime.memory.arguments import Array
 
-__all__ = ["ExecutionState", "PriorityName", "Result", "priority_of", "sum_of"]
+__all__ = ["ExecutionState", "PriorityName", "Result", "flag_of", "priority_of", "sum_of"]
 
 PriorityName = Literal["low", "medium", "high"]
 """A priority by its name, for type checkers and editors."""
@@ -69,6 +70,17 @@ def priority_of(value: str | Priority) -> Priority:
     except (KeyError, ValueError):
         names = ", ".join(p.name.lower() for p in Priority)
         raise InvalidArgument(f"priority: expected one of {names}, got {value!r}") from None
+
+
+def flag_of(value: object, what: str) -> bool:
+    """An option that is on or off; one of numpy's bools becomes Python's, which a driver process can be sent.
+
+    Raises:
+        InvalidArgument: It is not a bool.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidArgument(f"{what}: expected a bool, got {value!r}")
+    return bool(value)
 
 
 class ExecutionState(enum.Enum):
