@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -496,12 +497,20 @@ class Stream(_Closing, Generic[_Item]):
         self._stream = stream
         # Not a method: the generator must not hold this object, so that the stream ends immediately when its consumer is dropped.
         self._results = _results(loop, stream)
+        self._reading = threading.Lock()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> StreamResult[_Item]:
-        return next(self._results)
+        if not self._reading.acquire(blocking=False):
+            raise InvalidArgument(
+                "stream: expected one consumer, but another thread waits for the next result"
+            )
+        try:
+            return next(self._results)
+        finally:
+            self._reading.release()
 
     def cancel(self) -> None:
         """Ends the stream. Idempotent."""

@@ -89,11 +89,11 @@ def load_array(path: Path, option: str) -> np.ndarray[Any, Any]:
     Raises:
         InvalidArgument: The file cannot be read, or is not an .npy file.
     """
-    try:
-        with open_regular(path, option) as file:
+    with open_regular(path, option) as file:
+        try:
             array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as e:
-        raise InvalidArgument(f"{option} {path}: expected an .npy file: {e}") from e
+        except (OSError, ValueError, EOFError) as e:
+            raise InvalidArgument(f"{option} {path}: expected an .npy file: {e}") from e
     if not isinstance(array, np.ndarray):
         raise InvalidArgument(f"{option} {path}: expected an .npy file with one array, got an archive")
     return array

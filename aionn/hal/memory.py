@@ -19,6 +19,7 @@ import enum
 import errno
 import fcntl
 import mmap
+import operator
 import os
 import weakref
 from collections.abc import Callable
@@ -272,6 +273,12 @@ class Memory:
             ResourceExhausted: No descriptor or no address space is left.
             GeneralFailure: It cannot be mapped.
         """
+        try:
+            fd, offset = operator.index(fd), operator.index(offset)
+        except TypeError:
+            raise InvalidArgument(
+                f"memory: expected a descriptor and an offset as whole numbers, got {fd!r} and {offset!r}"
+            ) from None
         _check_image(kind, size_bytes, image)
         if image is not None:
             size_bytes = image.size_bytes
@@ -279,6 +286,8 @@ class Memory:
             file_bytes = os.fstat(fd).st_size
         except OSError as e:
             raise InvalidArgument(f"memory: descriptor {fd} cannot be used: {e.strerror}") from e
+        except OverflowError as e:
+            raise InvalidArgument(f"memory: expected a descriptor, got {fd}") from e
         if size_bytes is None:
             size_bytes = file_bytes - offset
         if offset < 0 or offset % mmap.PAGESIZE or size_bytes <= 0:

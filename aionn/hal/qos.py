@@ -9,7 +9,7 @@ Source: ``ExecutionPreference`` (1.1), ``Priority`` and ``OptionalTimePoint`` (1
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from aionn.errors import InvalidArgument
 from fences import FenceStatus, SyncFence
@@ -97,18 +97,20 @@ def check_fences(
     Raises:
         InvalidArgument: It is not a list, or one is not a fence, or has failed already.
     """
-    if not isinstance(wait_for, Iterable):
+    try:
+        fences = tuple(wait_for)
+    except TypeError:
         raise InvalidArgument(
             f"{where}: expected a list of fences, got a {type(wait_for).__name__}; write [fence]"
-        )
-    for index, fence in enumerate(wait_for):
+        ) from None
+    for index, fence in enumerate(fences):
         if not isinstance(fence, SyncFence):
             raise InvalidArgument(
                 f"{where}, fence {index}: expected a SyncFence, got a {type(fence).__name__}"
             )
         if not may_have_failed and fence.status == FenceStatus.FAILED:
             raise InvalidArgument(f"{where}, fence {index}: has failed already: {fence.error}")
-    return tuple(wait_for)
+    return fences
 
 
 def effective_loop_timeout_ns(loop_timeout_ns: int | None) -> int:

@@ -225,7 +225,10 @@ def start_tracing(path: str | os.PathLike[str], *, process: str, create: bool = 
         InvalidArgument: The file cannot be written, or this process traces already.
     """
     global _recorder
-    name = os.path.abspath(os.fspath(path))
+    try:
+        name = os.path.abspath(os.fsdecode(path))
+    except TypeError:
+        raise InvalidArgument(f"trace: expected a path, got {path!r}") from None
     if _recorder is not None:
         raise InvalidArgument(f"trace: this process traces to {_recorder.path} already")
     # A pipe without a reader is rejected and not waited for.
@@ -239,6 +242,8 @@ def start_tracing(path: str | os.PathLike[str], *, process: str, create: bool = 
             os.write(fd, b"[\n")
     except OSError as e:
         raise InvalidArgument(f"trace {name}: cannot be written: {e.strerror}") from e
+    except ValueError as e:  # NUL, or a character that no file's name has.
+        raise InvalidArgument(f"trace {name!r}: expected a path: {e}") from e
     recorder = _Recorder(name, fd)
     recorder.name_process(process)
     _recorder = recorder

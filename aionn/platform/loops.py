@@ -19,7 +19,7 @@ import asyncio
 import concurrent.futures
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import anyio
 
@@ -120,6 +120,10 @@ async def finish_all(works: Iterable[Callable[[], Coroutine[Any, Any, object]]])
             raise outcome
 
 
+class _Raised(NamedTuple):
+    error: BaseException
+
+
 def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], ended: str) -> _T:
     """Awaits in the event loop of a portal, for another thread, which is blocked until the end.
 
@@ -133,14 +137,16 @@ def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], e
 
     Raises:
         DeadObject: The portal has ended, or its task group was cancelled before the answer was there.
-        Exception: What was raised there.
+        BaseException: What was raised there.
     """
 
-    async def answer() -> _T | Exception:
+    async def answer() -> _Raised | _T:
         try:
             return await ask()
-        except Exception as e:
-            return e
+        except asyncio.CancelledError:
+            raise
+        except BaseException as e:  # Any other exception than an ``Exception`` would end the portal.
+            return _Raised(e)
 
     try:
         # Raised through the portal, an error would be in a reference cycle with the portal's frames, and so would all objects that
@@ -148,9 +154,9 @@ def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], e
         answered = portal.call(answer)
     except (concurrent.futures.CancelledError, RuntimeError) as e:
         raise DeadObject(ended) from e
-    if isinstance(answered, Exception):
+    if isinstance(answered, _Raised):
         try:
-            raise answered
+            raise answered.error
         finally:
             del answered
     return answered

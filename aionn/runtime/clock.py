@@ -54,9 +54,9 @@ def to_ns(seconds: float, *, what: str) -> int:
     Raises:
         InvalidArgument: It is negative or no number.
     """
-    if not isinstance(seconds, int | float) or math.isnan(seconds) or seconds < 0:
+    if not isinstance(seconds, int | float) or not seconds >= 0:
         raise InvalidArgument(f"{what}: expected seconds of at least 0, got {seconds!r}")
-    return round(seconds * 1e9) if seconds * 1e9 < TIME_MAX_NS else TIME_MAX_NS
+    return round(seconds * 1e9) if seconds < TIME_MAX_NS // 10**9 else TIME_MAX_NS
 
 
 def after(seconds: float) -> int:
@@ -66,9 +66,9 @@ def after(seconds: float) -> int:
         InvalidArgument: ``seconds`` is negative or not a number, or more than ``AHEAD_S_MAX``: nanoseconds, as a rule.
     """
     duration_ns = to_ns(seconds, what="after")
-    if duration_ns > _AHEAD_NS_MAX and math.isfinite(seconds):
+    if duration_ns > _AHEAD_NS_MAX and seconds != math.inf:
         raise InvalidArgument(
-            f"after: expected at most {AHEAD_S_MAX:g} seconds (a day), got {seconds!r}; {_did_you_mean(seconds)}"
+            f"after: expected at most {AHEAD_S_MAX:g} seconds (a day), got {seconds!r}; {_did_you_mean(min(seconds, TIME_MAX_NS))}"
         )
     return min(now_ns() + duration_ns, TIME_MAX_NS)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import numpy as np
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Model, Priority, check_fences
@@ -34,7 +35,7 @@ from aionn.runtime.executions.plan_in_use import (
     close_plans,
     free_unused,
 )
-from aionn.runtime.executions.results import PriorityName, Result, priority_of
+from aionn.runtime.executions.results import PriorityName, Result, flag_of, priority_of
 from aionn.runtime.memory.arguments import (
     BOUND,
     Array,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["Compilation"]
 
 
-def _check_wait_for(wait_for: Sequence[SyncFence]) -> None:
+def _checked_fences(wait_for: Sequence[SyncFence]) -> tuple[SyncFence, ...]:
     for given in (
         [wait_for]
         if isinstance(wait_for, Execution)
@@ -64,7 +65,7 @@ def _check_wait_for(wait_for: Sequence[SyncFence]) -> None:
             raise InvalidArgument(
                 "wait_for: expected a list of fences, got an Execution; write [execution.fence]"
             )
-    check_fences(wait_for, where="wait_for")
+    return check_fences(wait_for, where="wait_for")
 
 
 class Compilation:
@@ -242,10 +243,10 @@ class Compilation:
         Raises:
             InvalidArgument: An input does not fit, or a fence has failed already.
         """
-        _check_wait_for(wait_for)
+        fences = _checked_fences(wait_for)
         duration_ns = None if duration is None else to_ns(duration, what="duration")
         asked = self._asked(inputs, outputs, deadline, priority, loop_timeout)
-        return start(self._job(asked, measure, wait_for, duration_ns))
+        return start(self._job(asked, measure, fences, duration_ns))
 
     def _asked(
         self,
@@ -275,6 +276,8 @@ class Compilation:
         wait_for: Sequence[SyncFence] = (),
         duration_ns: int | None = None,
     ) -> ExecutionJob:
+        if measure is not False:
+            measure = flag_of(measure, "measure")
         current = asked.plan
         current.users += 1
         return ExecutionJob(
@@ -294,8 +297,15 @@ class Compilation:
         self, inputs: Sequence[Any], outputs: Sequence[Any] | None
     ) -> tuple[dict[int, Binding], Sequence[Any], dict[int, Array]]:
         """The values in memories of the application's own, by key; the other inputs; arrays that outputs are copied to, by key."""
+        if not isinstance(inputs, list | tuple):
+            return {}, inputs, {}  # ``check_inputs`` rejects them.
         if outputs is None and not any(isinstance(value, OwnMemory) for value in inputs):
             return {}, inputs, {}
+        if outputs is not None and not isinstance(outputs, list | tuple):
+            advice = "; write [output]" if isinstance(outputs, np.ndarray | OwnMemory) else ""
+            raise InvalidArgument(
+                f"outputs: expected a list with {len(self.outputs)} entries, got a {type(outputs).__name__}{advice}"
+            )
         main = self.model.main
         targets: dict[int, Array] = {}
         bound: dict[int, Binding] = {}
@@ -389,7 +399,7 @@ class Compilation:
         return ReusableExecution(
             self._plan,
             current.sizes,
-            measure,
+            flag_of(measure, "measure"),
             loop_timeout,
             check_open=functools.partial(self._check_current, current),
             make_job=functools.partial(self._computation, current),

@@ -41,7 +41,7 @@ from aionn.runtime.discovery import (
     drivers_wanted,
 )
 from aionn.runtime.executions.plan_in_use import Ready
-from aionn.runtime.executions.results import PriorityName, priority_of
+from aionn.runtime.executions.results import PriorityName, flag_of, priority_of
 from aionn.runtime.extensions import check_extensions
 from aionn.runtime.introspection import Support, ask_support
 from aionn.runtime.memory.allocation import allocate
@@ -64,6 +64,7 @@ from aionn.runtime.settings import (
 from aionn.runtime.telemetry import (
     Listener,
     Reporter,
+    checked_listeners,
     failure_report_of,
     report_of,
     tell,
@@ -210,7 +211,7 @@ class Runtime:
     ) -> None:
         self._spans = open_spans(spans)
         self._metrics = None if metrics is None else RuntimeMetrics(metrics)
-        self._listeners = tuple(telemetry)
+        self._listeners = checked_listeners(telemetry)
         self.settings = Settings() if settings is None else settings
         self._trace = trace
         self._owns_trace = False
@@ -262,12 +263,12 @@ class Runtime:
             InvalidArgument: It is open, or was opened before.
             Error: As for ``async with``.
         """
-        if self._was_started:
-            raise InvalidArgument("start: expected a runtime that was not opened before; open another one")
         return await self.__aenter__()
 
     @shortages_told("open")
     async def __aenter__(self) -> Self:
+        if self._was_started:
+            raise InvalidArgument("open: expected a runtime that was not opened before; use aionn.open again")
         self._background.check_loop()
         self._was_started = True
         choose_tags(self.settings.log)
@@ -297,10 +298,10 @@ class Runtime:
             DeviceUnavailable: There is, but it cannot be used.
         """
         for device in self.devices:
-            if device.name == name:
+            if isinstance(name, str) and device.name == name:
                 return device
         for missing in self.unavailable:
-            if missing.name == name:
+            if isinstance(name, str) and missing.name == name:
                 raise DeviceUnavailable(f"device {name!r} is unavailable: {missing.reason}")
         if not self.devices:
             raise InvalidArgument(f"device: no device is available; got {name!r}")
@@ -393,7 +394,7 @@ class Runtime:
         imports = check_import_options(dimensions, input_shapes, values)
         candidates = self._candidates(devices)
         check_extensions(model, self.settings.extensions, [device.info for device in self.devices])
-        fallback = self._fallback_device(devices) if allow_fallback else None
+        fallback = self._fallback_device(devices) if flag_of(allow_fallback, "allow_fallback") else None
         compiler = Compiler(
             self._background,
             candidates,
@@ -402,7 +403,7 @@ class Runtime:
             preference=wanted_preference,
             priority=wanted_priority,
             cache_dir=cache_dir,
-            recover=recover,
+            recover=flag_of(recover, "recover"),
         )
 
         async def make_ready(
@@ -476,7 +477,7 @@ class Runtime:
         if not isinstance(devices, Iterable):
             raise InvalidArgument(f"devices: expected a name or a list of names, got {devices!r}")
         names = [devices] if isinstance(devices, str) else list(devices)
-        if not names or len(set(names)) != len(names):
+        if not names or len(set(map(repr, names))) != len(names):
             raise InvalidArgument(f"devices: expected different names, at least one, got {names}")
         return [self.device(name) for name in names]
 
@@ -582,9 +583,9 @@ class Runtime:
         # other devices, nor does a slow one.
         devices = [hal.aclose for hal in (*self._found.unused, *(device.hal for device in self.devices))]
         closings: list[Callable[[], Coroutine[Any, Any, None]]] = [
-            functools.partial(_close_compilation, compilation) for compilation in self._compilations
+            *(functools.partial(_close_compilation, compilation) for compilation in self._compilations),
+            self._background.close_dropped,
         ]
-        closings.append(self._background.close_dropped)
         if self._metrics is not None:
             closings.append(self._metrics.aclose)
         async with AsyncExitStack() as stack:

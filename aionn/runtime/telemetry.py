@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from aionn.errors import ErrorStatus
+from aionn.errors import ErrorStatus, InvalidArgument
 from aionn.hal import Model, OperandType, OperationType
 from aionn.runtime.memory.arguments import TensorSpec
 from aionn.runtime.realtime import ProcessThreads
@@ -39,6 +39,7 @@ __all__ = [
     "Listener",
     "Report",
     "Reporter",
+    "checked_listeners",
     "data_class",
     "failure_report_of",
     "has_control_flow",
@@ -201,6 +202,18 @@ def threads_report_of(processes: tuple[ProcessThreads, ...]) -> Report:
 
 def _named(devices: Sequence[RuntimeDevice]) -> tuple[str, ...]:
     return tuple(sorted(f"{device.name}={device.version}" for device in devices))
+
+
+def checked_listeners(telemetry: Sequence[Listener]) -> tuple[Listener, ...]:
+    """The functions that an application gives.
+
+    Raises:
+        InvalidArgument: It is not a list of functions.
+    """
+    if not isinstance(telemetry, Iterable) or not all(map(callable, listeners := tuple(telemetry))):
+        advice = "; write [function]" if callable(telemetry) else ""
+        raise InvalidArgument(f"telemetry: expected a list of functions, got {telemetry!r}{advice}")
+    return listeners
 
 
 class Reporter:

@@ -42,6 +42,28 @@ class Forked(InvalidArgument):
     """A child has no threads of its parent's, so a call would never return."""
 
 
+class _Outcome(Generic[_T]):
+    """The end of a call. A portal that an exception passes ends with all its calls, unless it is an ``Exception``; and it awaits a
+    result that can be awaited. Neither is an ``_Outcome``.
+    """
+
+    __slots__ = ("_error", "_result")
+
+    def __init__(self, result: _T | None, error: BaseException | None) -> None:
+        self._result = result
+        self._error = error
+
+    def get(self) -> _T:
+        """The result. Raises what the call has raised."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # Its traceback refers to this frame.
+        return self._result  # type: ignore[return-value]
+
+
 class LoopThread:
     """The thread with the event loop.
 
@@ -112,31 +134,43 @@ class LoopThread:
     def call(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         """Runs a coroutine function there and waits for it."""
         self.check()
+
+        async def outcome() -> _Outcome[_T]:
+            try:
+                return _Outcome(await function(*args), None)
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as e:
+                return _Outcome(None, e)
+
         try:
-            future = self._portal.start_task_soon(function, *args)
+            future = self._portal.start_task_soon(outcome)
         except RuntimeError:
             raise self._closed_meanwhile() from None
         try:
-            return future.result()
+            ended = future.result()
         except concurrent.futures.CancelledError:
             raise self._closed_meanwhile() from None
         except BaseException:
-            future.cancel()  # This thread was interrupted; if the call has failed, this does nothing.
+            future.cancel()  # This thread was interrupted; if the call has ended, this does nothing.
             raise
+        return ended.get()
 
     def do(self, function: Callable[..., _T], *args: Any) -> _T:
         """Runs a function there that does not wait."""
         self.check()
+
+        def outcome() -> _Outcome[_T]:
+            try:
+                return _Outcome(function(*args), None)
+            except BaseException as e:
+                return _Outcome(None, e)
+
         try:
-            # In a tuple: the portal would await a result that can be awaited.
-            (result,) = self._portal.call(lambda: (function(*args),))
-        except concurrent.futures.CancelledError:
+            ended = self._portal.call(outcome)
+        except (concurrent.futures.CancelledError, RuntimeError):
             raise self._closed_meanwhile() from None
-        except RuntimeError:
-            if self.is_closed:
-                raise self._closed_meanwhile() from None
-            raise
-        return result
+        return ended.get()
 
     def end(self, aclose: Callable[[], Awaitable[None]]) -> None:
         """Closes something of the runtime's, unless that was closed, and everything with it."""

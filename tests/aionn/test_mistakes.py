@@ -182,6 +182,51 @@ async def test_fence_without_a_list(net: aionn.Compilation) -> None:
     await execution
 
 
+async def test_fences_of_a_generator_are_waited_for(net: aionn.Compilation) -> None:
+    fence = SyncFence("go")
+    execution = net.execute_fenced([X], wait_for=(f for f in [fence]))  # type: ignore[arg-type]
+    assert execution.state is ExecutionState.WAITING_FOR_FENCES
+    fence.signal()
+    await execution
+
+
+async def test_flags_are_bools(net: aionn.Compilation, runtime: aionn.Runtime) -> None:
+    with pytest.raises(aionn.InvalidArgument, match=r"^measure: expected a bool, got 1$"):
+        await net.execute([X], measure=1)  # type: ignore[arg-type]
+    with pytest.raises(aionn.InvalidArgument, match=r"^recover: expected a bool, got 'x'$"):
+        await runtime.compile(identity((4,)), recover="x")  # type: ignore[arg-type]
+    measured = await net.execute([X], measure=np.True_)  # type: ignore[arg-type]
+    assert measured.timing.time_on_device_ns is not None
+
+
+async def test_outputs_without_a_list(net: aionn.Compilation) -> None:
+    for outputs, words in ((X, r"got a ndarray; write \[output\]"), (5, "got a int")):
+        with pytest.raises(
+            aionn.InvalidArgument, match=f"^outputs: expected a list with 1 entries, {words}$"
+        ):
+            await net.execute([X], outputs=outputs)  # type: ignore[arg-type]
+
+
+async def test_value_whose_memory_cannot_be_read(net: aionn.Compilation) -> None:
+    class Broken:
+        def __dlpack__(self, **options: Any) -> Any:
+            raise ZeroDivisionError("planted")
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    released = memoryview(bytearray(16))
+    released.release()
+    for value, words in (
+        (Broken(), "a Broken that cannot be read: planted"),
+        (released, "a memoryview that"),
+    ):
+        with pytest.raises(aionn.InvalidArgument, match=f"^input 0 .*got {words}"):
+            await net.execute([value])
+        with pytest.raises(aionn.InvalidArgument, match=f"^output 0 .*got {words}"):
+            await net.execute([X], outputs=[value])
+
+
 async def test_values_that_are_no_arrays(net: aionn.Compilation) -> None:
     with pytest.raises(
         aionn.InvalidArgument, match=r"expected a list with 1 arrays, got a ndarray; write \[array\]"

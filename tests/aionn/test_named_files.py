@@ -11,6 +11,7 @@ import pytest
 
 import aionn
 from aionn.benchmarking.labelled import load_array
+from aionn.cli import importing
 from aionn.conformance.cts import load_tests
 from aionn.conformance.random_graphs.suite import load_plan
 from aionn.drivers.kit.described import read_described
@@ -45,6 +46,11 @@ def test_pipe_is_refused_and_not_waited_for(read: Callable[[Path], object], tmp_
         InvalidArgument, match=r"fifo: (expected a regular file, got a pipe|cannot be written)"
     ):
         read(path)
+
+
+def test_message_names_the_option_and_the_file_once() -> None:
+    with pytest.raises(InvalidArgument, match=r"^--input /dev/null: expected a regular file, got a device$"):
+        importing.load_array(Path("/dev/null"), "--input")
 
 
 @pytest.mark.parametrize("source", [audio_file, video_file])

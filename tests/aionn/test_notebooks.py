@@ -25,6 +25,17 @@ async def test_runtime_is_opened_in_one_task_and_closed_in_another(repository) -
     assert "reference: " in shown[2] and "TENSOR_FLOAT32 1x49x40x1" in shown[2]
 
 
+async def test_runtime_is_entered_once() -> None:
+    runtime = aionn.open(drivers=["reference"], isolation="in_process")
+    async with runtime:
+        with pytest.raises(aionn.InvalidArgument, match=r"not opened before; use aionn.open again"):
+            await runtime.__aenter__()
+        assert runtime.is_open
+    with pytest.raises(aionn.InvalidArgument, match=r"not opened before; use aionn.open again"):
+        async with runtime:
+            pass
+
+
 async def test_runtime_is_started_once() -> None:
     runtime = await aionn.open(drivers=["reference"], isolation="in_process").start()
     try:

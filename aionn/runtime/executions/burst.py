@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, overload
@@ -33,7 +34,7 @@ from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
 from aionn.runtime.executions.lent import LentSlot
 from aionn.runtime.executions.opened_plan import KeptAreas, OpenedPlan
-from aionn.runtime.executions.results import PriorityName, Result, priority_of
+from aionn.runtime.executions.results import PriorityName, Result, flag_of, priority_of
 from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool, nothing
 from aionn.runtime.executions.stepping import (
     DeviceBurst,
@@ -96,6 +97,10 @@ class Burst:
         figures: CompilationFigures | None = None,
         on_close: Callable[[Burst], None],
     ) -> None:
+        try:
+            slots = operator.index(slots)
+        except TypeError:
+            raise InvalidArgument(f"burst, slots: expected a whole number, got {slots!r}") from None
         if not 1 <= slots <= SLOTS_MAX:
             raise InvalidArgument(f"burst: expected from 1 to {SLOTS_MAX} slots, got {slots}")
         check_known_shapes(plan)
@@ -259,6 +264,8 @@ class Burst:
         """
         if deadline is not None:
             check_deadline(deadline, where="burst")
+        if measure is not False:
+            measure = flag_of(measure, "measure")
         values = check_inputs(self._inputs, inputs, self._needed)
         rank = self._priority if priority is None else priority_of(priority)
         pool = self._pool
@@ -383,10 +390,11 @@ class Burst:
         Raises:
             InvalidArgument: Two inputs have the same name, or an argument is illegal.
         """
-        if on_late not in ("drop", "deliver"):
+        if not isinstance(on_late, str) or on_late not in ("drop", "deliver"):
             raise InvalidArgument(f"on_late: expected drop or deliver, got {on_late!r}")
         _check_source(source)
         check_guarantee(guarantee)
+        measure = flag_of(measure, "measure")
         rank = self._priority if priority is None else priority_of(priority)
         given = _StreamArguments(source, item_writer(self._inputs, into), on_late == "drop")
         if guarantee:

@@ -16,7 +16,7 @@ from typing import Any, Self
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority
 from aionn.runtime.clock import check_deadline
-from aionn.runtime.executions.results import Result, priority_of
+from aionn.runtime.executions.results import Result, flag_of, priority_of
 from aionn.runtime.executions.slot_pool import FrameBuffer, SlotPool
 from aionn.runtime.memory.arguments import Array
 
@@ -64,6 +64,7 @@ class LentSlot:
             InvalidArgument: The slot was given back, is busy, or the burst is closed.
         """
         check_deadline(deadline, where="slot")
+        measure = flag_of(measure, "measure")
         buffer = self._buffer
         if buffer is None:
             raise InvalidArgument("slot: expected a slot that is lent, this one was given back")

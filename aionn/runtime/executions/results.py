@@ -1,4 +1,4 @@
-"""Records of executions: the result, of a stream's item too, where an execution is in its life, sums, priorities by name."""
+"""Records of executions: the result, of a stream's item too, where an execution is in its life, sums, priorities, and flags."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Generic, Literal, TypeVar
 
 import msgspec
+import numpy as np
 
 from aionn.errors import ErrorStatus, InvalidArgument
 from aionn.hal import NO_TIMING, Priority, Timing
@@ -19,6 +20,7 @@ __all__ = [
     "Status",
     "StreamResult",
     "StreamStatistics",
+    "flag_of",
     "priority_of",
     "sum_of",
 ]
@@ -80,6 +82,17 @@ def priority_of(value: str | Priority) -> Priority:
     except (KeyError, ValueError):
         names = ", ".join(p.name.lower() for p in Priority)
         raise InvalidArgument(f"priority: expected one of {names}, got {value!r}") from None
+
+
+def flag_of(value: object, what: str) -> bool:
+    """An option that is on or off; one of numpy's bools becomes Python's, which a driver process can be sent.
+
+    Raises:
+        InvalidArgument: It is not a bool.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidArgument(f"{what}: expected a bool, got {value!r}")
+    return bool(value)
 
 
 class ExecutionState(enum.Enum):

@@ -6,7 +6,7 @@ Owns the check that the uses go together. ``own`` defines the memories, and how 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aionn.errors import GeneralFailure, InvalidArgument
@@ -19,6 +19,9 @@ from aionn.runtime.memory.own import DeviceMemory, SharedMemory
 from aionn.runtime.recovery.prepared import RecoveringPreparedModel, drivers_own
 
 __all__ = ["IoRole", "allocate"]
+
+EXTENT_MAX = 2**32 - 1
+"""Extents are unsigned 32-bit numbers on the HAL's wire."""
 
 
 class IoRole(NamedTuple):
@@ -35,6 +38,11 @@ async def allocate(
     dimensions: Sequence[int],
 ) -> DeviceMemory | SharedMemory:
     """Memory for the given uses, of compilations whose runtime has this background; see ``Runtime.allocate``."""
+    for what, roles_given in (("inputs", inputs), ("outputs", outputs)):
+        if not isinstance(roles_given, Iterable):
+            raise InvalidArgument(
+                f"allocate, {what}: expected a list of compilations and indexes, got {roles_given!r}"
+            )
     given = [*((role, False) for role in inputs), *((role, True) for role in outputs)]
     if not given:
         raise InvalidArgument("allocate: expected at least one role, got none")
@@ -45,7 +53,7 @@ async def allocate(
     named = {(role.compilation.identity, is_output, role.io_index) for role, is_output in roles}
     if len(named) != len(roles):
         raise InvalidArgument("allocate: expected every role once, got one twice")
-    shape: tuple[int, ...] = tuple(dimensions)
+    shape = _known_extents(dimensions)
     first: TensorSpec | None = None
     steps: list[tuple[PreparedStep, bool, int]] = []
     for position, (role, is_output) in enumerate(roles):
@@ -69,6 +77,20 @@ async def allocate(
     if not dimensions_are_known(held.type, shape):
         raise GeneralFailure(f"allocate: no device has memory for {held}, and its size is not known")
     return SharedMemory.create(shape, operand_dtype(held.type))
+
+
+def _known_extents(dimensions: Sequence[int]) -> tuple[int, ...]:
+    try:
+        extents = tuple(operator.index(extent) for extent in dimensions)
+    except TypeError:
+        raise InvalidArgument(
+            f"allocate, shape: expected a sequence of integers, got {dimensions!r}"
+        ) from None
+    if not all(0 <= extent <= EXTENT_MAX for extent in extents):
+        raise InvalidArgument(
+            f"allocate, shape: expected extents from 0 (unknown) to {EXTENT_MAX}, got {list(extents)}"
+        )
+    return extents
 
 
 def _checked_role(background: Background, role: tuple[Compilation, int], where: str) -> IoRole:

@@ -181,6 +181,8 @@ def _check_input(
             value = number_of(value, spec.declared.dtype, where)
         else:
             value = _view_of(value, where, "an array or a buffer")
+    elif type(value) is not np.ndarray:
+        value = np.asarray(value)  # A class of its own may have attributes of its own.
     if spec.declared is not None:
         value = stored_as(value, spec.dtype, spec.dimensions, spec.declared, where)
     if value.dtype != spec.dtype:
@@ -201,13 +203,19 @@ def _view_of(value: Any, where: str, expected: str) -> Array:
     """The array that an application passed: itself, or a view of a DLPack object or of a buffer."""
     if isinstance(value, np.ndarray):
         return value
-    if hasattr(value, "__dlpack__"):
-        return np.from_dlpack(value)
+    given = type(value).__name__
     try:
-        return np.asarray(memoryview(value))
+        if hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+        view = memoryview(value)
     except TypeError:
-        given = type(value).__name__
         raise InvalidArgument(f"{where}: expected {expected}, got a {given} (see numpy.asarray)") from None
+    except Exception as e:
+        raise InvalidArgument(f"{where}: expected {expected}, got a {given} that cannot be read: {e}") from e
+    try:
+        return np.asarray(view)
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise InvalidArgument(f"{where}: expected {expected} of numbers, got a {given}: {e}") from e
 
 
 def output_target(index: int, spec: TensorSpec, value: Any) -> Array:

@@ -12,6 +12,7 @@ Source: ``ANeuralNetworksMemory_createFromAHardwareBuffer`` of the NN HAL's runt
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -32,7 +33,7 @@ from aionn.hal import (
 from aionn.runtime.memory.arguments import Binding, TensorSpec
 from aionn.runtime.memory.mapped import MappedMemory
 
-__all__ = ["ImageMemory", "check_like", "fitted"]
+__all__ = ["ImageMemory", "check_array", "check_like", "fitted"]
 
 Array = npt.NDArray[Any]
 
@@ -97,7 +98,13 @@ class ImageMemory(MappedMemory):
             InvalidArgument: No image can be so.
             ResourceExhausted: No memory is left.
         """
-        description = HardwareBufferDesc(width, height, layers, HardwareBufferFormat(format), stride)
+        description = HardwareBufferDesc(
+            _pixels(width, "width"),
+            _pixels(height, "height"),
+            _pixels(layers, "layers"),
+            _format_of(format),
+            _pixels(stride, "stride"),
+        )
         return cls(Memory.create_hardware_buffer(description))
 
     @classmethod
@@ -113,6 +120,7 @@ class ImageMemory(MappedMemory):
             InvalidArgument: No image is so.
             ResourceExhausted: No memory is left.
         """
+        check_array(array, "image")
         values = array[..., None] if array.ndim == 2 else array
         values = values[None] if values.ndim == 3 else values
         if values.ndim != 4 or values.dtype != np.uint8 or values.shape[3] not in _ARRAY_FORMATS:
@@ -120,7 +128,7 @@ class ImageMemory(MappedMemory):
                 f"image: expected uint8 pixels of 1, 3 or 4 channels, got {array.dtype} {list(array.shape)}"
             )
         layers, height, width, channel_count = values.shape
-        kind = _ARRAY_FORMATS[channel_count] if format is None else HardwareBufferFormat(format)
+        kind = _ARRAY_FORMATS[channel_count] if format is None else _format_of(format)
         made = cls.create(width, height, format=kind, layers=layers, stride=stride)
         try:
             check_like(values, made.array.shape, made.array.dtype, "image")
@@ -204,12 +212,39 @@ def fitted(values: Array, shape: Sequence[int]) -> Array:
     return values.reshape(tuple(shape)) if same else values
 
 
+def _pixels(value: int, what: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"image, {what}: expected a whole number, got {value!r}") from None
+
+
+def _format_of(value: HardwareBufferFormat) -> HardwareBufferFormat:
+    try:
+        return HardwareBufferFormat(value)
+    except ValueError:
+        names = ", ".join(f.name for f in HardwareBufferFormat)
+        raise InvalidArgument(f"image, format: expected one of {names}, got {value!r}") from None
+
+
+def check_array(values: object, where: str) -> None:
+    """Refuses what is neither an array nor a number of numpy's.
+
+    Raises:
+        InvalidArgument: It is something else.
+    """
+    if not isinstance(values, np.ndarray | np.generic):
+        given = type(values).__name__
+        raise InvalidArgument(f"{where}: expected an array, got a {given} (see numpy.asarray)")
+
+
 def check_like(values: Array, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
     """Refuses values of another type or shape; extents of ``shape`` that are 0, and all of an empty one, are open.
 
     Raises:
         InvalidArgument: They are.
     """
+    check_array(values, where)
     if values.dtype != dtype or (
         shape and (values.ndim != len(shape) or combine_dimensions(shape, values.shape) is None)
     ):

@@ -33,7 +33,7 @@ from aionn.hal import (
     operand_size_bytes,
 )
 from aionn.runtime.memory.arguments import Binding, TensorSpec
-from aionn.runtime.memory.images import ImageMemory, check_like, fitted
+from aionn.runtime.memory.images import ImageMemory, check_array, check_like, fitted
 from aionn.runtime.memory.mapped import MappedMemory
 
 if TYPE_CHECKING:  # The plan imports this package first, for its request memory.
@@ -60,8 +60,12 @@ class SharedMemory(MappedMemory):
     """
 
     def __init__(self, memory: Memory, dtype: npt.DTypeLike, shape: Sequence[int], offset: int = 0) -> None:
-        kind = np.dtype(dtype)
+        kind = _element_type(dtype)
         shape = _extents(shape)
+        try:
+            offset = operator.index(offset)
+        except TypeError:
+            raise InvalidArgument(f"offset: expected a whole number of bytes, got {offset!r}") from None
         size_bytes = kind.itemsize * math.prod(shape)
         if offset < 0 or size_bytes <= 0 or offset + size_bytes > memory.size_bytes:
             raise InvalidArgument(
@@ -80,16 +84,23 @@ class SharedMemory(MappedMemory):
             dtype: Of the values.
 
         Raises:
-            InvalidArgument: An extent is below 1 or no integer.
+            InvalidArgument: An extent is below 1 or no integer, or ``dtype`` is not a type, or one of references.
             ResourceExhausted: It does not fit into what the machine, or the process's control group, has left; persistent if it
                 never could. Nothing is allocated then.
         """
         shape = _extents(shape)
-        return cls(Memory.create(math.prod(shape) * np.dtype(dtype).itemsize), dtype, shape)
+        kind = _element_type(dtype)
+        return cls(Memory.create(math.prod(shape) * kind.itemsize), kind, shape)
 
     @classmethod
     def from_array(cls, array: Array) -> Self:
-        """Makes memory with a copy of an array."""
+        """Makes memory with a copy of an array.
+
+        Raises:
+            InvalidArgument: It is not an array, has no elements, or has elements that are references.
+            ResourceExhausted: As for ``create``.
+        """
+        check_array(array, "array")
         made = cls.create(array.shape, array.dtype)
         made.array[...] = array
         return made
@@ -228,6 +239,18 @@ OwnMemory = SharedMemory | DeviceMemory | ImageMemory
 """A memory that an application may pass instead of an array."""
 
 
+def _element_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    try:
+        kind = np.dtype(dtype)
+    except Exception as e:  # Which ones is numpy's affair: a text may be a wrong type in several ways.
+        raise InvalidArgument(f"dtype: expected an element type of numpy's, got {dtype!r}: {e}") from e
+    if kind.hasobject:
+        raise InvalidArgument(
+            f"dtype: expected values that other processes can read, got references ({kind})"
+        )
+    return kind
+
+
 def _extents(shape: Sequence[int]) -> tuple[int, ...]:
     try:
         extents = tuple(operator.index(extent) for extent in shape)
@@ -291,9 +314,14 @@ async def copy(source: OwnMemory, destination: OwnMemory) -> None:
     """Copies from memory to memory; to itself is nothing. Between an image and another memory, extents of 1 do not count.
 
     Raises:
-        InvalidArgument: Type or shape differ.
+        InvalidArgument: Type or shape differ, or one is not a memory.
         GeneralFailure: The source holds no value.
     """
+    for what, memory in (("source", source), ("destination", destination)):
+        if not isinstance(memory, OwnMemory):
+            raise InvalidArgument(
+                f"copy, {what}: expected a SharedMemory, DeviceMemory or ImageMemory, got a {type(memory).__name__}"
+            )
     if source is destination:
         return
     values = await source.read()

@@ -117,6 +117,12 @@ async def open_cache(
         # An empty path would be the working directory.
         if not os.fspath(directory):
             raise InvalidArgument("cache_dir: expected a path, got an empty text; None keeps no cache")
+        try:
+            is_path = b"\0" not in os.fsencode(directory)
+        except UnicodeEncodeError:
+            is_path = False
+        if not is_path:
+            raise InvalidArgument(f"cache_dir: expected a path, got {directory!r}")
     if token is not None and (not isinstance(token, bytes) or len(token) != CACHE_TOKEN_BYTES):
         got = f"{len(token)} bytes" if isinstance(token, bytes) else f"a {type(token).__name__}"
         raise InvalidArgument(f"cache_token: expected {CACHE_TOKEN_BYTES} bytes, got {got}")

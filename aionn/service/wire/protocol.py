@@ -465,8 +465,8 @@ def _encode(message: Message, without: Model | None) -> tuple[bytes, list[int], 
 
     try:
         payload = msgspec.msgpack.Encoder(enc_hook=encode_hook).encode(message)
-    except ValueError as e:
-        raise InvalidArgument(f"message: {e}") from e
+    except (ValueError, TypeError, OverflowError, NotImplementedError) as e:
+        raise InvalidArgument(f"{type(message.body).__name__}: {e}") from e
     except OSError as e:
         raise ResourceExhausted(f"message: no descriptor for its fences: {e.strerror}", transient=True) from e
     if len(fds) > DESCRIPTORS_WITH_MESSAGE_MAX:

@@ -204,3 +204,20 @@ async def test_thread_that_waits_when_the_tasks_are_cancelled_is_told_so() -> No
         # A portal that has ended takes no questions.
         await anyio.to_thread.run_sync(wait, portal)
     assert told == ["it ended"] * 2
+
+
+async def test_question_that_raises_no_exception_leaves_the_portal_open() -> None:
+    async def fail() -> None:
+        raise SystemExit(3)
+
+    async def answer() -> int:
+        return 7
+
+    async with anyio.from_thread.BlockingPortal() as portal:
+
+        def ask() -> int:
+            with pytest.raises(SystemExit):
+                wait_from_thread(portal, fail, "ended")
+            return wait_from_thread(portal, answer, "ended")
+
+        assert await anyio.to_thread.run_sync(ask) == 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -272,3 +272,50 @@ def test_closing_waits_for_the_worker_threads_of_the_loop() -> None:
     assert workers[0].is_alive()
     runtime.close()
     assert not workers[0].is_alive()
+
+
+class OwnEnd(BaseException):
+    """What is no ``Exception``."""
+
+
+def _both() -> BaseException:
+    return BaseExceptionGroup("both", [OwnEnd()])
+
+
+@pytest.mark.parametrize("make", [OwnEnd, SystemExit, KeyboardInterrupt, _both])
+def test_source_that_raises_no_exception_ends_its_stream_alone(make: Callable[[], BaseException]) -> None:
+    kind = type(make())
+
+    def source() -> Iterator[Values]:
+        yield np.ones(4, np.float32)
+        raise make()
+
+    with aionn.blocking.open(drivers=["reference"], isolation="in_process") as runtime:
+        net = runtime.compile(identity((4,)))
+        with net.burst() as burst:
+            stream = burst.stream(source())
+            next(stream)
+            with pytest.raises(kind):
+                next(stream)
+            assert burst.execute([np.ones(4, np.float32)]).outputs[0].sum() == 4
+        net.execute([np.ones(4, np.float32)])
+
+
+def test_second_consumer_of_a_stream_is_refused() -> None:
+    asked, gone_on = threading.Event(), threading.Event()
+
+    def source() -> Iterator[Values]:
+        asked.set()
+        gone_on.wait(20)
+        yield np.ones(4, np.float32)
+
+    with aionn.blocking.open(drivers=["reference"], isolation="in_process") as runtime:
+        net = runtime.compile(identity((4,)))
+        with net.burst() as burst, ThreadPoolExecutor(1) as pool:
+            stream = burst.stream(source())
+            first = pool.submit(next, stream)
+            assert asked.wait(20)
+            with pytest.raises(aionn.InvalidArgument, match="expected one consumer, but another thread"):
+                next(stream)
+            gone_on.set()
+            assert first.result(20).outputs[0].sum() == 4
