@@ -184,7 +184,10 @@ async def test_fence_without_a_list(net: aionn.Compilation) -> None:
 
 async def test_fences_of_a_generator_are_waited_for(net: aionn.Compilation) -> None:
     fence = SyncFence("go")
+    await net.execute([X])
     execution = net.execute_fenced([X], wait_for=(f for f in [fence]))  # type: ignore[arg-type]
+    for _ in range(20):
+        await anyio.lowlevel.checkpoint()
     assert execution.state is ExecutionState.WAITING_FOR_FENCES
     fence.signal()
     await execution

@@ -31,6 +31,7 @@ from aionn.drivers.kit.engines.support import Unsupported, is_out_of_memory, sho
 from aionn.drivers.kit.onnx.device import Compiled, OnnxSlot
 from aionn.drivers.kit.onnx.lowered import Lowered
 from aionn.drivers.kit.threads.classes import engine_call
+from aionn.drivers.openvino.hardware import saturates
 from aionn.drivers.openvino.terms import Description, terms_of
 from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, ResourceExhausted
 
@@ -111,6 +112,7 @@ def describe(device: str) -> Description:
             frozenset(name for name, how in names.items() if how == "RW"),
             int(streams[1]),
             text("NPU_DRIVER_VERSION") or text("GPU_DRIVER_VERSION"),
+            device == "CPU" and saturates(),
         )
     except _FAILURES as e:
         raise DeviceUnavailable(f"{device}: OpenVINO cannot describe it: {short_text(e)}") from e

@@ -6,7 +6,7 @@ OpenVINO is imported here, so that the decisions for hardware that is not there 
 Invariants:
 1. Numbers are computed in float32. Float16 is chosen only for models that allow it (``relax_computation_float32_to_float16``), and
    bfloat16 never: it has fewer digits than the HAL allows.
-2. Only properties that the device reports as writable are set.
+2. Only properties that the device reports as writable are set; one other where its integers would be wrong.
 
 Source: "Supported Properties" of OpenVINO's plugins.
 """
@@ -37,6 +37,7 @@ class Description(msgspec.Struct, frozen=True):
         writable: The names of the properties that can be set.
         streams_max: The larger number of RANGE_FOR_STREAMS.
         driver_version: The version of the device's own driver, as text; empty without one.
+        saturates: Whether its sums of products of bytes saturate; see ``hardware.saturates``.
     """
 
     device: str
@@ -45,6 +46,7 @@ class Description(msgspec.Struct, frozen=True):
     writable: frozenset[str]
     streams_max: int = 1
     driver_version: str = ""
+    saturates: bool = False
 
     @property
     def kind(self) -> str:
@@ -124,4 +126,8 @@ def properties_for(
         "ENABLE_CPU_PINNING": "NO",
         "MODEL_PRIORITY": _PRIORITIES[priority],
     }
-    return {name: value for name, value in wanted.items() if name in description.writable}
+    found = {name: value for name, value in wanted.items() if name in description.writable}
+    if description.saturates:
+        # Quantised layers are computed with floats then. The plugin takes this property and does not list it.
+        found["LP_TRANSFORMS_MODE"] = "NO"
+    return found

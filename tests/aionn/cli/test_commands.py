@@ -414,7 +414,7 @@ def test_inspect_lists_every_operator_that_cannot_be_imported(onnx_files: Path) 
         ),
         (("--input-shape", "x=1,,3"), "--input-shape x: expected a whole number of 0 or more, got ''"),
         (("--value", "x=1,b"), "--value x: expected the name of an .npy file, or numbers with commas"),
-        (("--value", "x=missing.npy"), "--value x missing.npy: expected an .npy file"),
+        (("--value", "x=missing.npy"), "--value x missing.npy: cannot be read: No such file"),
         (("--value", f"x={1 << 70}"), "--value x: expected numbers of 64 bits"),
         (("--dimension", "bach=1"), "dimensions: expected names among ['batch', 'size'], got ['bach']"),
     ],

@@ -21,6 +21,7 @@ from aionn.drivers.kit.onnx.graph import Graph, Value
 from aionn.drivers.litert.lowering import lower as lower_to_tflite
 from aionn.drivers.onnx_reference.driver import OnnxReferenceDevice
 from aionn.drivers.openvino.driver import OpenvinoDevice
+from aionn.drivers.openvino.hardware import saturates
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import operand_dtype
 from aionn.hal.slicing import read_from_outside
@@ -74,6 +75,8 @@ PROPERTIES = {
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
     "NUM_STREAMS": "1",
     "INFERENCE_NUM_THREADS": "1",
+    # By itself OpenVINO's sums saturate on such a processor, each in the order of its own graph.
+    **({"LP_TRANSFORMS_MODE": "NO"} if saturates() else {}),
 }
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aionn.drivers import registry
 from aionn.drivers.openvino import hardware
 from aionn.drivers.openvino.driver import described_info
-from aionn.drivers.openvino.hardware import found_names, openvino_name
+from aionn.drivers.openvino.hardware import found_names, openvino_name, saturates
 from aionn.drivers.openvino.terms import Description, properties_for, terms_of
 from aionn.errors import DeviceUnavailable
 from aionn.hal import CacheFileCounts, CancelCapability, DeviceType, Priority
@@ -180,3 +181,25 @@ def test_laptop_has_a_gpu_and_an_npu(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_unknown_name_is_reported() -> None:
     with pytest.raises(DeviceUnavailable, match="openvino-tpu: expected openvino-cpu, openvino-gpu"):
         registry.built_in_info("openvino-tpu", "openvino-tpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "does"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu sse2 avx avx2 fma\n", True),
+        ("flags\t\t: fpu avx2 avx512f avx512bw\n", True),
+        ("flags\t\t: fpu avx2 avx512f avx512_vnni\n", False),
+        ("flags\t\t: fpu avx2 avx_vnni\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd asimddp\n", False),
+        ("", False),
+    ],
+)
+def test_processors_whose_sums_of_products_saturate(tmp_path: Path, text: str, does: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert saturates(tmp_path / "cpuinfo") == does
+    assert not saturates(tmp_path / "absent")
+
+
+def test_quantised_layers_are_computed_with_floats_where_sums_saturate() -> None:
+    assert "LP_TRANSFORMS_MODE" not in chosen(PROCESSOR)
+    assert chosen(msgspec.structs.replace(PROCESSOR, saturates=True))["LP_TRANSFORMS_MODE"] == "NO"
