@@ -1,6 +1,6 @@
 """The Intel GPUs and NPUs of a machine, and its processor, as the kernel lists them, without a library of theirs.
 
-Owns the names of devices, and what the processor cannot compute rightly. A device that the kernel lists may still be unusable, where
+Owns the names of devices, and what the processor computes wrongly. A device that the kernel lists may still be unusable, where
 the part of its driver that programs load or its firmware is missing: that is found out in the driver's process.
 
 Source: ``/proc/cpuinfo``, ``/sys/class/drm`` and ``/sys/class/accel`` of the Linux kernel; OpenVINO's names of devices.
