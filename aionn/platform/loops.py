@@ -19,7 +19,7 @@ import asyncio
 import concurrent.futures
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Home",
+    "Outcome",
     "begin",
     "caller",
     "canceller",
@@ -37,6 +38,7 @@ __all__ = [
     "finish_all",
     "in_loop",
     "is_cancelled",
+    "outcome_of_call",
     "wait_from_thread",
 ]
 
@@ -120,8 +122,36 @@ async def finish_all(works: Iterable[Callable[[], Coroutine[Any, Any, object]]])
             raise outcome
 
 
-class _Raised(NamedTuple):
-    error: BaseException
+class Outcome(Generic[_T]):
+    """The end of a call. A portal that an exception passes ends with all its calls, unless it is an ``Exception``; and it awaits a
+    result that can be awaited. Neither is an ``Outcome``.
+    """
+
+    __slots__ = ("_error", "_result")
+
+    def __init__(self, result: _T | None, error: BaseException | None) -> None:
+        self._result = result
+        self._error = error
+
+    def get(self) -> _T:
+        """The result. Raises what the call has raised."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # Its traceback refers to this frame.
+        return self._result  # type: ignore[return-value]
+
+
+async def outcome_of_call(ask: Callable[[], Awaitable[_T]]) -> Outcome[_T]:
+    """Awaits a call, for ``Outcome.get`` in another thread; a cancellation alone is raised here."""
+    try:
+        return Outcome(await ask(), None)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as e:
+        return Outcome(None, e)
 
 
 def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], ended: str) -> _T:
@@ -139,27 +169,13 @@ def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], e
         DeadObject: The portal has ended, or its task group was cancelled before the answer was there.
         BaseException: What was raised there.
     """
-
-    async def answer() -> _Raised | _T:
-        try:
-            return await ask()
-        except asyncio.CancelledError:
-            raise
-        except BaseException as e:  # Any other exception than an ``Exception`` would end the portal.
-            return _Raised(e)
-
     try:
         # Raised through the portal, an error would be in a reference cycle with the portal's frames, and so would all objects that
         # they refer to.
-        answered = portal.call(answer)
+        answered = portal.call(outcome_of_call, ask)
     except (concurrent.futures.CancelledError, RuntimeError) as e:
         raise DeadObject(ended) from e
-    if isinstance(answered, _Raised):
-        try:
-            raise answered.error
-        finally:
-            del answered
-    return answered
+    return answered.get()
 
 
 def is_cancelled() -> bool:

@@ -21,6 +21,7 @@ import anyio.from_thread
 import anyio.lowlevel
 
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortage_of
+from aionn.platform.loops import Outcome, outcome_of_call
 from aionn.platform.threads import start_thread
 from aionn.runtime.background import Background, Waiter
 
@@ -40,28 +41,6 @@ so does an idle worker thread of the loop.
 
 class Forked(InvalidArgument):
     """A child has no threads of its parent's, so a call would never return."""
-
-
-class _Outcome(Generic[_T]):
-    """The end of a call. A portal that an exception passes ends with all its calls, unless it is an ``Exception``; and it awaits a
-    result that can be awaited. Neither is an ``_Outcome``.
-    """
-
-    __slots__ = ("_error", "_result")
-
-    def __init__(self, result: _T | None, error: BaseException | None) -> None:
-        self._result = result
-        self._error = error
-
-    def get(self) -> _T:
-        """The result. Raises what the call has raised."""
-        error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # Its traceback refers to this frame.
-        return self._result  # type: ignore[return-value]
 
 
 class LoopThread:
@@ -134,17 +113,8 @@ class LoopThread:
     def call(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         """Runs a coroutine function there and waits for it."""
         self.check()
-
-        async def outcome() -> _Outcome[_T]:
-            try:
-                return _Outcome(await function(*args), None)
-            except anyio.get_cancelled_exc_class():
-                raise
-            except BaseException as e:
-                return _Outcome(None, e)
-
         try:
-            future = self._portal.start_task_soon(outcome)
+            future = self._portal.start_task_soon(outcome_of_call, lambda: function(*args))
         except RuntimeError:
             raise self._closed_meanwhile() from None
         try:
@@ -160,11 +130,11 @@ class LoopThread:
         """Runs a function there that does not wait."""
         self.check()
 
-        def outcome() -> _Outcome[_T]:
+        def outcome() -> Outcome[_T]:
             try:
-                return _Outcome(function(*args), None)
+                return Outcome(function(*args), None)
             except BaseException as e:
-                return _Outcome(None, e)
+                return Outcome(None, e)
 
         try:
             ended = self._portal.call(outcome)

@@ -84,7 +84,7 @@ def _resizing(record: Record, constant: Constant) -> str | None:
     return "corners by scales that give fractions of elements" if (extents % 1).any() else None
 
 
-def _windows(record: Record, weights: int | None) -> list[tuple[int, int, int]] | None:
+def _windows(record: Record, weights: int | None) -> list[tuple[int, int, int]]:
     """The extent, stride and dilation of the windows along each axis.
 
     Args:
@@ -92,23 +92,23 @@ def _windows(record: Record, weights: int | None) -> list[tuple[int, int, int]] 
         weights: The place of the input that has the extents where the operator does not state them; None if it always does.
 
     Returns:
-        None for the padding that the operator states, or where the extents are not known.
+        Nothing for the padding that the operator states, or where the extents are not known.
     """
     stated = record.attributes
     if not str(stated.get("auto_pad", "NOTSET")).startswith("SAME"):
-        return None
+        return []
     extents = stated.get("kernel_shape")
     if extents is None and weights is not None:
         kind = _at(record.inputs, weights)
         extents = None if kind is None or kind.shape is None else kind.shape[2:]
     if not extents:
-        return None
+        return []
     ones = [1] * len(extents)
     return list(zip(extents, stated.get("strides") or ones, stated.get("dilations") or ones, strict=True))
 
 
 def _pooling(record: Record, constant: Constant) -> str | None:
-    windows = _windows(record, None) or ()
+    windows = _windows(record, None)
     if any(dilation > 1 for _, _, dilation in windows):
         return "the padding SAME is that of windows without dilation"
     if any(extent < stride for extent, stride, _ in windows):
@@ -118,14 +118,14 @@ def _pooling(record: Record, constant: Constant) -> str | None:
 
 def _convolution(weights: int) -> Callable[[Record, Constant], str | None]:
     def gap(record: Record, constant: Constant) -> str | None:
-        windows = _windows(record, weights) or ()
+        windows = _windows(record, weights)
         return "the padding SAME of dilated windows" if any(d > 1 for _, _, d in windows) else None
 
     return gap
 
 
 def _transposed_convolution(record: Record, constant: Constant) -> str | None:
-    windows = _windows(record, 1) or ()
+    windows = _windows(record, 1)
     if any((extent - 1) * dilation + 1 < stride for extent, stride, dilation in windows):
         return "the padding SAME of windows that are smaller than their strides"
     return None
