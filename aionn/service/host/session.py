@@ -281,7 +281,7 @@ class Session:
             with self._progress.work(), self._peer.preparing():
                 prepared = await self._prepare_by(body, memory_bytes)
             check_abilities(prepared, PreparedModelDefaults, self._device.info.name)
-            prepared.owner = self  # Clients of a shared device take turns among equals.
+            prepared.owner = Connection(self._peer, self)  # Equals take turns: processes, then their connections.
             handle = next(self._handles)
             self._prepared[handle] = _Prepared(prepared, body.priority, memory_bytes)
         return PrepareModelReply(handle, prepared.expected_duration_ns)
