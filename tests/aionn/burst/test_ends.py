@@ -22,7 +22,7 @@ from aionn.burst.packets import ExecutionLimits, decode_result, encode_request, 
 from aionn.burst.server import ARGUMENT_BYTES, BurstServer
 from aionn.burst.session import BurstState
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
-from aionn.hal import DataLocation, ExecutionResult, Memory, OutputShape, Request, RequestArgument
+from aionn.hal import DataLocation, ExecutionResult, LaunchBase, Memory, OutputShape, Request, RequestArgument
 from fmq.descriptor import Grantor
 from tests.aionn.burst.both_ends import ANSWER_S_MAX, CountedTurns, Ends, doubling
 from tests.support.cancellation import NATIVE_COUNTS, cancelled_natively
@@ -194,6 +194,33 @@ async def test_request_larger_than_the_queue_is_refused_not_blocked(ends: Ends, 
     request = Request((RequestArgument(False, DataLocation(0, 0, 1)),) * 1000, (), (memory,))
     with anyio.fail_after(ANSWER_S_MAX), pytest.raises(ResourceExhausted, match="does not fit the queue"):
         await ends.controller.execute_synchronously(request, [0])
+
+
+@pytest.mark.parametrize("limits", [{}, {"loop_timeout_ns": 1}])
+async def test_request_larger_than_the_queue_goes_through_the_model(
+    memory: Memory, limits: dict[str, Any]
+) -> None:
+    launched: list[tuple[Request, int | None]] = []
+
+    class Launching:
+        def launch(self, request: Request, **asked: Any) -> Any:
+            launched.append((request, asked["loop_timeout_ns"]))
+            launch = LaunchBase()
+            launch.finish(ExecutionResult())
+            return launch
+
+    ends = Ends(model=Launching())
+    ends.execute = lambda request, measure: ExecutionResult()
+    try:
+        for identifier in (0, -1, 0):
+            launched.clear()
+            for count in range(445, 460):  # At one of these numbers the packet ceases to fit.
+                request = Request((RequestArgument(False, DataLocation(0, 0, 1)),) * count, (), (memory,))
+                await ends.controller.execute_synchronously(request, [identifier], **limits)
+            assert 1 < len(launched) < 14 and launched[0][1] == limits.get("loop_timeout_ns")
+            assert launched[-1][0].pools == (memory,)
+    finally:
+        await ends.controller.aclose()
 
 
 async def test_unknown_slot_and_garbage_are_answered_and_the_burst_goes_on(

@@ -29,6 +29,7 @@ from aionn.hal import (
     DataLocation,
     ExecutionPreference,
     Memory,
+    Model,
     OperandType,
     OperationType,
     Priority,
@@ -142,6 +143,46 @@ async def test_device_memories_go_through_bursts_without_an_identifier(served: A
             await burst.execute_synchronously(request, identifiers)
     await burst.execute_synchronously(work.request, [0])
     await buffer.aclose()
+    await burst.aclose()
+    await client.aclose()
+
+
+def _many(inputs: int, outputs: int) -> tuple[Model, Request, Memory]:
+    """A model that passes numbers of rank 4 on, and a request with the dimensions of its inputs."""
+    graph, count = GraphBuilder(), max(inputs, outputs)
+    kind, shape = OperandType.TENSOR_FLOAT32, (count // inputs, 1, 1, 1)
+    given = [graph.input(kind, shape) for _ in range(inputs)]
+    made = [graph.variable(kind, (count // outputs, 1, 1, 1)) for _ in range(outputs)]
+    if inputs > 1:
+        graph.operation(OperationType.CONCATENATION, [*given, 0], made)
+    else:
+        graph.operation(OperationType.SPLIT, [*given, 0, outputs], made)
+    memory = Memory.create(8 * count)
+    memory.array.view(np.float32)[:count] = np.arange(count)
+
+    def arguments(number: int, start: int, dimensions: tuple[int, ...]) -> tuple[RequestArgument, ...]:
+        size = 4 * count // number
+        return tuple(
+            RequestArgument(False, DataLocation(0, start + place * size, size), dimensions)
+            for place in range(number)
+        )
+
+    request = Request(arguments(inputs, 0, shape), arguments(outputs, 4 * count, ()), (memory,))
+    return graph.build(made), request, memory
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(900, 1), (1, 900)])
+async def test_request_or_result_with_more_datums_than_a_packet_has_goes_through_the_model(
+    served: Any, inputs: int, outputs: int
+) -> None:
+    client = served.client()
+    model, request, memory = _many(inputs, outputs)
+    burst = await (await client.prepare_model(model)).configure_execution_burst()
+    values = memory.array.view(np.float32).reshape(2, -1)
+    for identifier in (0, -1, 0):
+        values[1] = -1.0
+        await burst.execute_synchronously(request, [identifier])
+        assert (values[0] == values[1]).all()
     await burst.aclose()
     await client.aclose()
 
