@@ -311,13 +311,16 @@ class Session:
     async def _free_prepared(self, handle: int) -> Done:
         owned = self._prepared.pop(handle, None)
         if owned is not None:
-            await self.bursts.end_of(handle)
-            for execution in [number for number, e in self._reusable.items() if e.prepared == handle]:
-                self._forget_execution(execution)
-            self.account.give_back("prepared_models")
-            self.account.give_back("memory_bytes", owned.memory_bytes)
-            await finish(owned.model.aclose())
+            await finish(self._close_prepared(handle, owned))  # No other code could free it any more.
         return Done()
+
+    async def _close_prepared(self, handle: int, owned: _Prepared) -> None:
+        await self.bursts.end_of(handle)
+        for execution in [number for number, e in self._reusable.items() if e.prepared == handle]:
+            self._forget_execution(execution)
+        self.account.give_back("prepared_models")
+        self.account.give_back("memory_bytes", owned.memory_bytes)
+        await owned.model.aclose()
 
     def _prepared_model(self, handle: int) -> PreparedModel:
         return _find(self._prepared, handle, "prepared model").model

@@ -9,18 +9,21 @@ import mmap
 import os
 import socket
 import struct
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
+import anyio.to_thread
 import numpy as np
 import pytest
 
 import fmq
 from aionn.burst.packets import decode_result, encode_request
 from aionn.conformance.vts.models import endless_model
-from aionn.drivers.reference import ReferenceDevice
+from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.errors import DeadObject, Error, ErrorStatus, InvalidArgument, MissedDeadline
 from aionn.hal import (
     BufferDesc,
@@ -40,18 +43,25 @@ from aionn.models.builder import GraphBuilder
 from aionn.service.client.device import RemoteDevice
 from aionn.service.host import process as process_module
 from aionn.service.host.process import listen
+from aionn.service.host.session import Session
+from aionn.service.progress import Progress
 from aionn.service.wire.handles import QueueHandle
 from aionn.service.wire.peers import Peers
 from aionn.service.wire.protocol import (
+    PROTOCOL_VERSION,
     Call,
     ConfigureBurst,
     ConfigureBurstReply,
     EndBurst,
     Failed,
+    FreePreparedModel,
     GetMemories,
+    GetMemoriesReply,
+    Hello,
     PrepareModel,
     decode,
 )
+from aionn.service.wire.quotas import Quotas
 from fmq.descriptor import Grantor, plan_layout
 
 ANSWER_S_MAX = 10.0
@@ -393,3 +403,77 @@ async def test_process_has_a_burst_until_its_thread_has_ended(
     await burst.aclose()
     assert not peer.bursts
     await client.aclose()
+
+
+class Answering:
+    """The channel to a client that has one memory."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    async def call(self, body: GetMemories, expected: object) -> GetMemoriesReply:
+        return GetMemoriesReply((self._memory,) * len(body.slots))
+
+
+@pytest.mark.parametrize("how", ["free", "end", "close"])
+async def test_nothing_is_freed_before_the_thread_of_a_burst_that_is_being_ended_is_done(
+    small: Any, how: str
+) -> None:
+    entered, may_end = threading.Event(), threading.Event()
+    closed: list[bool] = []
+
+    class Halting(ReferencePreparedModel):
+        def run(self, *asked: Any) -> Any:
+            entered.set()
+            assert may_end.wait(ANSWER_S_MAX)
+            return super().run(*asked)
+
+        async def aclose(self) -> None:
+            closed.append(may_end.is_set())
+            await super().aclose()
+
+    class HaltingDevice(ReferenceDevice):
+        def prepare(self, model: Model, *, priority: Priority, **terms: Any) -> Halting:
+            return Halting(self, model, priority)
+
+    device, work = HaltingDevice(), small.Sum()
+    channel: Any = Answering(work.memory)
+    requests, results = (fmq.MessageQueue.create(1, 1 << 12) for _ in range(2))
+    over: list[str] = []
+    async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
+        session = Session(device, portal, tasks, quotas=Quotas(), progress=Progress(None))
+        await session.handle(Hello(PROTOCOL_VERSION), channel)
+        prepare = PrepareModel(
+            small.sum_model(), ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, None
+        )
+        prepared: Any = await session.handle(prepare, channel)
+        queues = [QueueHandle(queue.descriptor, queue.fds) for queue in (requests, results)]
+        burst: Any = await session.handle(ConfigureBurst(prepared.prepared, *queues), channel)
+
+        async def do(what: str) -> None:
+            if what == "close":
+                await session.aclose()
+            else:
+                body = FreePreparedModel(prepared.prepared) if what == "free" else EndBurst(burst.burst)
+                await session.handle(body, channel)
+            over.append(what)
+
+        try:
+            assert requests.write_message(encode_request(work.request, [0], measure=False))
+            assert await anyio.to_thread.run_sync(entered.wait, ANSWER_S_MAX)
+            for what in ("end", how):
+                tasks.start_soon(do, what)
+                await anyio.wait_all_tasks_blocked()
+            assert not closed and not over and session.account.taken("bursts") == 1
+            assert session.bursts.under_way() == [None]
+        finally:
+            may_end.set()
+        while len(over) < 2:
+            await anyio.sleep(0.001)
+        assert session.account.taken("bursts") == 0 and not session.bursts.under_way()
+        assert results.read_message() is not None
+        await session.aclose()
+    assert closed == [True]
+    await device.aclose()
+    for queue in (requests, results):
+        queue.close()
