@@ -345,6 +345,46 @@ async def test_packet_that_waits_for_its_turn_does_not_delay_the_end_of_its_burs
     await both.controller.aclose()
 
 
+def _rejected(both: Ends) -> None:
+    answer = both.results.read_message_blocking(ANSWER_S_MAX * 10**9)
+    assert answer is not None and decode_result(answer).status == ErrorStatus.DEVICE_UNAVAILABLE
+
+
+async def test_packet_that_is_rejected_while_the_server_drains_takes_a_turn(
+    ends: Ends, memory: Memory
+) -> None:
+    packet = encode_request(doubling(memory), [0], measure=False)
+    ends.server.drain("the device is put away")
+    for _ in range(3):
+        assert ends.requests.write_message(packet)
+        await anyio.to_thread.run_sync(_rejected, ends)
+    await anyio.to_thread.run_sync(ends.server.stop)
+    assert ends.turns.used_ns in ([None] * 2, [None] * 3) and ends.executed == 0
+
+
+async def test_packet_that_comes_in_the_pause_of_a_draining_server_is_answered_when_it_stops(
+    memory: Memory,
+) -> None:
+    class Pausing(TakenTurns):
+        def failed(self, is_ending: Callable[[], bool]) -> None:
+            assert not self.take(is_ending)
+
+    turns = Pausing()
+    both = Ends(turns=turns)
+    packet = encode_request(doubling(memory), [0], measure=False)
+    both.server.drain("the device is put away")
+    turns._woken.clear()
+    assert both.requests.write_message(packet)
+    await anyio.to_thread.run_sync(_rejected, both)
+    assert await anyio.to_thread.run_sync(lambda: turns.asked.acquire(timeout=ANSWER_S_MAX))
+    assert both.requests.write_message(packet)
+    both.server.begin_stop()
+    await anyio.to_thread.run_sync(_rejected, both)
+    await anyio.to_thread.run_sync(both.server.stop)
+    assert both.executed == 0
+    await both.controller.aclose()
+
+
 async def test_time_of_an_execution_is_not_the_time_of_its_packet(ends: Ends, memory: Memory) -> None:
     engine_ns = 20_000_000
 
