@@ -13,8 +13,7 @@ Invariants:
 one without a deadline, and it preempts none. Nothing goes before HIGH.
 6. Nothing waits longer than ``age_ns`` behind jobs that came later, but behind HIGH ones.
 
-Source: Moore and Hodgson 1968 (rejecting the longest saves the most), with classes; early abort as in deadline-aware serving
-systems.
+Source: Moore and Hodgson 1968 (rejecting the longest saves the most), with classes; early abort as in deadline-aware serving.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ LONG_RATIO = 2
 time and less than half is done. At 1, or whatever is done, more device time is lost to jobs that never end."""
 
 NOTES_MAX = 256
-"""Of how many jobs the last decision is remembered: most of those that an explanation is asked for wait, or
-have just ended. Some 0.1 MB."""
+"""Of how many jobs the last decision is remembered: most of those that an explanation is asked for wait, or have just ended."""
 
 LOW, HIGH = int(Priority.LOW), int(Priority.HIGH)
 _PREEMPTION = 1 << 62
@@ -99,8 +97,7 @@ class PlannedQueue:
         self.may_have_room = False
         self.slot_of: dict[int, int] = {}
         self._latest: list[tuple[int, int, Job]] = []
-        # Jobs come in the order of time, so they come of age in that order.
-        self._ages: deque[tuple[int, Job]] = deque()
+        self._ages: deque[tuple[int, Job]] = deque()  # In the order in which they come of age.
         self._waiting_max = waiting_max
         self._on_full = on_full
         self.age_ns = age_ns
@@ -135,6 +132,9 @@ class PlannedQueue:
 
     def _insert(self, job: Job, now_ns: int) -> None:
         if job.deadline_ns != NEVER_NS:
+            if len(self._latest) > 2 * len(self.slot_of) + 1:  # Most do not wait any more.
+                waiting = {number: job for _, number, job in self._latest if number in self.slot_of}
+                self._latest = sorted((j.deadline_ns - j.shortest_ns, n, j) for n, j in waiting.items())
             heappush(self._latest, (job.deadline_ns - job.shortest_ns, job.number, job))
         self._place(job, now_ns, may_displace=True)
 

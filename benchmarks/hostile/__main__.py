@@ -1,8 +1,9 @@
 """How long a client that behaves well waits for its answers beside a hostile one, at a device that both share.
 
 Measured: the median and the 99th percentile of executions, half of them in a burst, of a client of ``aionn serve reference``
-with its defaults, beside each attack of tests/aionn/service/hostile/hostile_attacks.h, against the same client alone in the same
-run. Server, client and hostile peer are processes of their own; the peer has the scheduler's lowest priority (nice 19).
+with its defaults, beside each attack of tests/aionn/service/hostile, hostile_attacks.h and hostile_objects.h, against the same
+client alone in the same run. Server, client and hostile peer are processes of their own; the peer has the scheduler's lowest
+priority (nice 19).
 
 The control is the attack ``spin``: the same peer, busy and without a word to the server. It says what part of a ratio is the
 scheduler's, which on two cores is much of it: an attacker, a server and a client are three. The rows are those of measuring.py.

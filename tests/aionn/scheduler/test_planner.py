@@ -281,3 +281,27 @@ def test_whatever_comes_what_is_planned_ends_in_time_and_no_slot_idles(devices, 
         if len(set(devices)) == 1 and any(slot.job is None for slot in table.slots):
             assert waiting == [], "a slot idles while somebody waits"
     assert given_up and table.queue.statistics().displaced
+
+
+def test_jobs_that_have_ended_are_not_kept_until_a_deadline_far_ahead():
+    table = Table()
+    for _ in range(100):
+        for _ in range(3):
+            table.add(10, deadline=10**15)
+        table.order()
+    assert len(table.queue) == 0
+    assert len(table.queue._latest) < 10
+
+
+def test_job_that_waits_is_rejected_when_it_is_late_after_many_others_have_ended():
+    table = Table()
+    table.add(10, priority=HIGH)
+    table.decide()
+    late = table.add(10, deadline=1000, priority=LOW)
+    for _ in range(100):
+        job = table.add(10, deadline=10**15)
+        table.queue.remove(job)
+        job.state = JobState.ENDED
+    assert len(table.queue._latest) < 10
+    assert table.queue.too_late(990) == []
+    assert [job for job, _ in table.queue.too_late(991)] == [late]

@@ -27,7 +27,7 @@ static void flood_polling_bursts(void) { repeat("burst_filled_polling", 1, 1); }
 static void each_kind(int reads) {
     int sock = session();
     while (sock >= 0 && !is_over()) {
-        struct record *r = &records[random_below((uint32_t)record_count)];
+        struct record *r = &records[random_below((uint32_t)common_count)];
         if (!strncmp(r->name, "prepare_", 8)) continue;
         uint32_t number = next_number++;
         if (!send_to(sock, r, number, number - random_below(4)) && !wait_for(sock, POLLOUT, ROOM_MS) && !reads) break;
@@ -41,7 +41,7 @@ static void flood_each_kind_unread(void) { each_kind(0); }
 static void mutated(int kind) {
     int sock = session(), fds[FDS_MAX];
     while (sock >= 0 && !is_over()) {
-        struct record *r = &records[random_below((uint32_t)record_count)];
+        struct record *r = &records[random_below((uint32_t)common_count)];
         uint32_t size = r->size;
         int count = r->count;
         open_parts(r);
@@ -225,7 +225,7 @@ static void wrong_descriptors(void) {
     int sock = session(), fds[FDS_MAX];
     static uint32_t turn;
     for (; sock >= 0 && !is_over(); turn++) {
-        struct record *r = &records[turn / WRONG_KINDS % (uint32_t)record_count];
+        struct record *r = &records[turn / WRONG_KINDS % (uint32_t)common_count];
         if (!r->count || r->count > 8 || r->size > PAYLOAD_MAX) { turn += WRONG_KINDS - 1 - turn % WRONG_KINDS; continue; }
         open_parts(r);
         memcpy(buffer, r->payload, r->size);
@@ -244,7 +244,7 @@ static void wrong_descriptors(void) {
 static void wrong_sizes(void) {
     int sock = session();
     while (sock >= 0 && !is_over()) {
-        struct record *r = &records[random_below((uint32_t)record_count)];
+        struct record *r = &records[random_below((uint32_t)common_count)];
         if (!r->count || r->parts[0].kind != 'M' || r->count > 8) continue;
         int fds[FDS_MAX];
         open_parts(r);
@@ -380,6 +380,8 @@ static void fences_in_a_chain(void) {
     forget(r);
 }
 
+#include "hostile_objects.h"
+
 /* The control: busy, and no business of the server's. */
 static void spin(void) { while (!is_over()) random_below(2); }
 
@@ -398,6 +400,11 @@ static const struct attack { const char *name; void (*run)(void); } attacks[] = 
     ATTACK(answered_questions), ATTACK(nothing_is_read), ATTACK(wrong_descriptors), ATTACK(wrong_sizes), ATTACK(handles_of_others),
     ATTACK(rewriting_queue_headers), ATTACK(rewriting_queues), ATTACK(rewriting_packets), ATTACK(rewriting_polled_queues),
     ATTACK(rewriting_requests), ATTACK(rewriting_large_messages), ATTACK(rewriting_cache_files), ATTACK(rewriting_cached_models),
-    ATTACK(endless_packets), ATTACK(fences_never_signalled), ATTACK(fences_with_garbage), ATTACK(fences_in_a_chain), ATTACK(spin),
+    ATTACK(endless_packets), ATTACK(fences_never_signalled), ATTACK(fences_with_garbage), ATTACK(fences_in_a_chain),
+    ATTACK(many_bursts_expired), ATTACK(many_bursts_odd), ATTACK(many_bursts_nested), ATTACK(many_bursts_wide),
+    ATTACK(many_bursts_unread), ATTACK(cache_forged_heads), ATTACK(cache_huge_lengths), ATTACK(cache_sparse),
+    ATTACK(cache_changing), ATTACK(cache_saved_sparse), ATTACK(prepare_beside_flood), ATTACK(many_connections_prepare),
+    ATTACK(many_connections_in_turn), ATTACK(deadlines_far_ahead), ATTACK(memories_of_unknown_shape), ATTACK(descriptors_held),
+    ATTACK(spin),
     {NULL, NULL},
 };

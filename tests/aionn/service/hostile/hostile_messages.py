@@ -1,12 +1,14 @@
 """Writes well-formed messages of every kind, with the contents of their descriptors, for hostile_peer.c to replay and mutate.
 
-A record is: length and letters of its name; where its number stands in the payload and where that of the call that it cancels
-(65535 for nowhere); the payload's length and bytes; how many descriptors, and for each its kind (M memory, F pending fence, E
-eventfd), the size of the memory, and the bytes at its beginning with their count.
+A record is: length and letters of its name; where its number stands in the payload and where that of the call that it cancels, or
+of a device memory (65535 for nowhere); the payload's length and bytes; how many descriptors, and for each its kind (M memory, C
+cache file, F pending fence, E eventfd), the size of the memory, and the bytes at its beginning with their count. Records whose
+names begin with ``only_`` come last: attacks that choose from all messages do not choose these. Some of them are packets of bursts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -16,11 +18,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 import fmq
-from aionn.burst.packets import encode_request
+from aionn.burst.packets import encode_limits, encode_request
+from aionn.drivers.kit import caching
 from aionn.errors import ErrorStatus
 from aionn.hal import (
     NO_TIMING,
+    TIME_MAX_NS,
     BufferDesc,
     BufferRole,
     CacheFiles,
@@ -95,12 +101,28 @@ CONTENT_BYTES_MAX = 32 << 20
 LARGE_OPERATIONS = 4000
 WIDE_BYTES = 64 << 20
 SPARSE_BYTES = 256 << 20
+SAVED_BYTES = 900 << 20
+FILLED_BYTES = 16 << 20
+HUGE_BYTES = 3 << 30
 QUEUE_BYTES = 16 << 10
+WIDE_QUEUE_BYTES = 128 << 10
+ODD_PACKET_BYTES = 61 << 10
+DATUMS = 4096
 PACKETS_IN_QUEUE = 16
 PREPARED = BURST = 1
 """Handles that a session's first objects have; a reusable or fenced execution has the next one after the model."""
 
 FIRST_EXECUTION = 2
+SECOND_PREPARED = 2
+LATER_NS = TIME_MAX_NS // 2
+"""A deadline far ahead."""
+
+DRIVER = "aionn.drivers.reference.ReferenceDevice 1"
+"""The driver's name in the cache files that it saves."""
+
+TOKEN = bytes(32)
+SEAL_END = 56
+"""Where the digest of all content begins in the head of a cache file."""
 
 
 def sum_model(count: int = 4) -> Model:
@@ -165,6 +187,11 @@ class Writer:
     def reply(self, name: str, body: ReplyBody) -> None:
         self._write(name, Reply(NUMBER, body))
 
+    def packet(self, name: str, packet: bytes) -> None:
+        """A packet of a burst, which is no message."""
+        head = struct.pack("<B", len(name)) + name.encode()
+        self._file.write(head + struct.pack("<HHI", NOWHERE, NOWHERE, len(packet)) + packet + b"\0")
+
     def _write(self, name: str, message: Call | Reply) -> None:
         payload, fds, keep = encode(message)
         places = [NOWHERE, NOWHERE]
@@ -187,11 +214,12 @@ def _contents(fd: int) -> tuple[bytes, int, bytes]:
     if stat.S_ISSOCK(mode):
         return b"F", 0, b""
     try:
-        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
         return (b"M", os.fstat(fd).st_size, b"") if stat.S_ISREG(mode) else (b"E", 0, b"")
     size = os.fstat(fd).st_size
-    return b"M", size, os.pread(fd, CONTENT_BYTES_MAX, 0).rstrip(b"\0")
+    kind = b"C" if seals == fcntl.F_SEAL_SEAL else b"M"
+    return kind, size, os.pread(fd, CONTENT_BYTES_MAX, 0).rstrip(b"\0")
 
 
 def _queue() -> fmq.MessageQueue:
@@ -278,6 +306,91 @@ def _bursts(writer: Writer) -> Iterator[Memory]:
     writer.call("end_burst", EndBurst(BURST))
 
 
+def _packets(writer: Writer) -> None:
+    """Packets that fail, but for the first, and a burst with room for them."""
+    with contextlib.closing(Memory.create(4096, name="request")) as memory:
+        known = encode_request(request_of(memory), [0], measure=False, with_limits=True)
+    writer.packet("only_packet_later", known + encode_limits(LATER_NS, None))
+    writer.packet("only_packet_expired", known + encode_limits(1, None))
+    text = msgspec.msgpack.encode("x" * (ODD_PACKET_BYTES // 2))
+    odd = known[:-1] + text
+    writer.packet("only_packet_odd", odd + bytes([0x94]) * (ODD_PACKET_BYTES - len(odd)))
+    writer.packet("only_packet_nested", bytes([0x91]) * ODD_PACKET_BYTES)
+    inputs = [[1, True, [0, 0, 0, 0], 0]] * (DATUMS - 4)
+    datums = [[0, DATUMS, len(inputs), 1, 1], *inputs, [3, True, [0, 0, 0, 0], 0], [5, 0], [6, False]]
+    writer.packet("only_packet_wide", msgspec.msgpack.encode(datums))
+    queues = [fmq.MessageQueue.create(1, WIDE_QUEUE_BYTES, event_flag=True) for _ in range(2)]
+    writer.call("only_burst", ConfigureBurst(PREPARED, _handle(queues[0]), _handle(queues[1]), 0))
+    for queue in queues:
+        queue.close()
+
+
+def _later(writer: Writer) -> None:
+    """Executions with a deadline far ahead, and device memories without a whole shape."""
+    with contextlib.closing(Memory.create(4096, name="request")) as memory:
+        own = RequestOnWire.of(request_of(memory))
+        limits = (False, LATER_NS, None)
+        writer.call("only_execute_later", Execute(PREPARED, own, *limits))
+        writer.call("only_launch_later", Launch(NUMBER, PREPARED, own, *limits))
+        fence = SyncFence("hostile")
+        writer.call("only_fenced_later", ExecuteFenced(PREPARED, own, (fence,), *limits, None))
+        fence.signal()
+        fence.close()
+        unknown = PrepareModel(sum_model(0), ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, None)
+        writer.call("only_prepare_unknown", unknown)
+        roles = (BufferRole(0, 0),)
+        writer.call("only_allocate_unknown", Allocate(BufferDesc(), (SECOND_PREPARED,), roles, ()))
+        writer.call("only_fill", CopyFrom(CANCELLED, memory, (1024,)))
+
+
+@contextlib.contextmanager
+def _saved(contents: caching.CacheContents | None) -> Iterator[CacheFiles]:
+    """A saving in new files, which are empty where there is nothing to save."""
+    fds = [os.memfd_create("cache", os.MFD_CLOEXEC) for _ in range(2)]
+    cache = CacheFiles(fds[:1], fds[1:], TOKEN)
+    if contents is not None:
+        caching.save(cache, contents, driver=DRIVER)
+    yield cache
+    for fd in fds:
+        os.close(fd)
+
+
+def _cache_files(writer: Writer) -> None:
+    """Savings that load, savings that only look like it, and one to be made."""
+
+    def write(name: str, cache: CacheFiles) -> None:
+        writer.call(name, PrepareModelFromCache(CacheOnWire.of(cache), Priority.MEDIUM, None))
+
+    small = caching.encode_model(sum_model())
+    with _saved(small) as cache:
+        write("only_from_cache", cache)
+        os.ftruncate(cache.data[0], HUGE_BYTES)
+        write("only_huge_file", cache)
+    filled, _ = constant_model(FILLED_BYTES, in_pool=False)
+    filled = msgspec.structs.replace(filled, operand_values=b"\x3f" * len(filled.operand_values))
+    with _saved(caching.encode_model(filled)) as cache:
+        write("only_from_cache_filled", cache)
+    for name, lengths in (
+        ("only_huge_values", {"value_bytes": 2**62}),
+        ("only_huge_pools", {"pool_bytes": [2**40] * caching.POOLS_MAX}),
+    ):
+        structure = msgspec.msgpack.encode({**msgspec.msgpack.decode(small.model[0]), **lengths})
+        with _saved(caching.CacheContents([structure], small.data)) as cache:
+            write(name, cache)
+    with _saved(caching.CacheContents([bytes(2 * caching.STRUCTURE_BYTES_MAX)], small.data)) as cache:
+        write("only_huge_structure", cache)
+    sparse, pools = constant_model(SAVED_BYTES, in_pool=True)
+    with _saved(caching.encode_model(sparse)) as cache:
+        write("only_sparse", cache)
+        os.pwrite(cache.data[0], b"spoiled", SEAL_END)
+        write("only_sparse_wrong", cache)
+    with _saved(None) as cache:
+        on_wire, preference = CacheOnWire.of(cache), ExecutionPreference.FAST_SINGLE_ANSWER
+        writer.call("only_save_sparse", PrepareModel(sparse, preference, Priority.MEDIUM, None, on_wire))
+    for pool in pools:
+        pool.close()
+
+
 def write_messages(path: Path) -> None:
     """Writes a record of every message."""
     writer = Writer(path)
@@ -295,6 +408,8 @@ def write_messages(path: Path) -> None:
         writer.call("recall", RecallMemories(tuple(range(200))))
         writer.reply("done", Done())
         writer.reply("failed", Failed(ErrorStatus.GENERAL_FAILURE, "x" * 900))
+        for others in (_packets, _later, _cache_files):
+            others(writer)
     finally:
         writer.close()
 

@@ -21,6 +21,7 @@
 #include <sys/inotify.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -31,13 +32,17 @@
 #include <unistd.h>
 
 enum { RECORDS_MAX = 96, FDS_MAX = 240, PAYLOAD_MAX = 64 << 10, CONNECTIONS = 60, NOWHERE = 0xFFFF, WRONG_KINDS = 18 };
-enum { SETUP_MS = 1000, ROOM_MS = 5 };
+enum { SETUP_MS = 1000, ROOM_MS = 5, SESSION_TURNS = 4 };
+enum { BURSTS = 32, PLACES = 64, BUFFERS = 4096, HOLDERS = 16, HELD_MAX = 8192 };
+/* A queue of bursts: where its ring begins, its bytes, and where the words beside it are. */
+enum { RING_AT = 4096, RING_BYTES = 128 << 10, READ_COUNTER = 128, READER_PARK = 256, WRITER_PARK = 384 };
 
 struct part { char kind; uint32_t size, filled; const unsigned char *content; int fd, sending; unsigned char *mapped; };
 struct record { char name[64]; int number_at, other_at; uint32_t size; const unsigned char *payload; int count; struct part parts[FDS_MAX]; };
 
 static struct record *records;
 static int record_count;
+static int common_count; /* Of the first ones, which attacks choose from; the others, "only_...", are found by their names alone. */
 static const char *socket_path;
 static double end_s;
 static uint64_t random_state;
@@ -72,6 +77,7 @@ static void load(const char *path) {
         uint16_t places[2];
         memcpy(r->name, at + 1, *at);
         at += 1 + *at;
+        if (strncmp(r->name, "only_", 5)) common_count = record_count + 1;
         memcpy(places, at, 4), r->number_at = places[0], r->other_at = places[1];
         memcpy(&r->size, at + 4, 4), r->payload = at + 8, at += 8 + r->size;
         r->count = *at++;
@@ -119,6 +125,9 @@ static void open_parts(struct record *r) {
             p->mapped = mmap(NULL, p->size, PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
             if (p->mapped == MAP_FAILED) { perror("mmap"); exit(2); }
             memcpy(p->mapped, p->content, p->filled);
+        } else if (p->kind == 'C') { /* A cache file: what can be shortened. */
+            p->fd = memfd_create("cache", MFD_CLOEXEC);
+            if (ftruncate(p->fd, p->size) < 0 || pwrite(p->fd, p->content, p->filled, 0) < 0) perror("cache file");
         } else if (p->kind == 'F') p->fd = pending_fence(&p->sending);
         else p->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     }
@@ -257,6 +266,8 @@ int main(int count, char **arguments) {
         return 0;
     }
     if (count != 6) { fprintf(stderr, "expected MESSAGES SOCKET ATTACK SECONDS SEED, or list\n"); return 2; }
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) files.rlim_cur = files.rlim_max, setrlimit(RLIMIT_NOFILE, &files);
     signal(SIGPIPE, SIG_IGN);
     load(arguments[1]);
     socket_path = arguments[2];

@@ -1,13 +1,16 @@
 """Whatever a hostile peer does to a served device, a client that behaves well is answered rightly, and nothing of the peer stays.
 
-The attacks are in hostile_attacks.h; how long answers take beside each is what ``python -m benchmarks.hostile`` measures.
+The attacks are in hostile_attacks.h and hostile_objects.h; how long answers take beside each is what ``python -m
+benchmarks.hostile`` measures.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,9 @@ ATTACK_S = 0.3
 ATTACK_LONG_S = 20.0
 SAMPLE = 6
 """Of the attacks of a family the ordinary run takes the first, and every so many-th after it."""
+
+REJECTED = re.compile(": (DeviceUnavailable|DeadObject): ")
+"""What a client may get from a server that drains, or has ended."""
 
 END_S_MAX = 2.0
 """How long the server may take to end when it is asked to."""
@@ -56,6 +62,10 @@ FAMILIES = {
     "bursts": "flood_bursts flood_polling_bursts rewriting_queue_headers rewriting_queues rewriting_packets "
     "rewriting_polled_queues endless_packets",
     "rewritings": "rewriting_requests rewriting_large_messages rewriting_cache_files rewriting_cached_models",
+    "many bursts": "many_bursts_expired many_bursts_odd many_bursts_nested many_bursts_wide many_bursts_unread",
+    "cache files": "cache_forged_heads cache_huge_lengths cache_sparse cache_changing cache_saved_sparse",
+    "many objects at once": "deadlines_far_ahead memories_of_unknown_shape descriptors_held prepare_beside_flood "
+    "many_connections_prepare many_connections_in_turn",
     "fences": "fences_never_signalled fences_with_garbage fences_in_a_chain",
 }
 
@@ -157,6 +167,33 @@ def test_server_ends_in_the_middle_of_an_attack(peer: tuple[Path, Path], tmp_pat
             assert client.answer()["wrong"] == []
             took_s = server.terminate()
         stage.report_of(process)
+    assert server.process.returncode == 0 and took_s < END_S_MAX, (took_s, server.log()[-2000:])
+    assert "Traceback" not in server.log(), server.log()[-4000:]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "many_bursts_expired",
+        *(
+            pytest.param(attack, marks=pytest.mark.long)
+            for attack in ("many_bursts_wide", "many_bursts_unread", "flood_bursts", "prepare_beside_flood")
+        ),
+    ],
+)
+def test_client_gets_results_or_the_reason_while_the_server_drains_beside_an_attack(
+    peer: tuple[Path, Path], tmp_path: Path, attack: str
+) -> None:
+    server = stage.Server(tmp_path)
+    with contextlib.closing(stage.WellBehaved(server.path)) as client:
+        with stage.attacking(*peer, server, attack, 3 * ATTACK_S, 1, nice=19) as process:
+            client.ask(f"{3 * ATTACK_S}s")
+            time.sleep(ATTACK_S)
+            took_s = server.terminate()
+        stage.report_of(process)
+        found = client.answer()
+    rejected = [wrong for wrong in found["wrong"] if REJECTED.search(wrong) is None]
+    assert rejected == [] and found["latencies_ns"]
     assert server.process.returncode == 0 and took_s < END_S_MAX, (took_s, server.log()[-2000:])
     assert "Traceback" not in server.log(), server.log()[-4000:]
 

@@ -18,10 +18,12 @@ from hostile_messages import sum_model
 
 from aionn.hal import DataLocation, Memory, Request, RequestArgument
 from aionn.service.client.device import RemoteDevice
+from fences import SyncFence
 
 CALL_S_MAX = 10.0
 STATUS_EVERY = 32
 PREPARE_EVERY = 128
+OPEN_EVERY = 64
 CONNECT_EVERY = 512
 """Other calls come between executions, so that whoever blocks one of them is noticed."""
 
@@ -61,10 +63,25 @@ class Client:
             prepared = await self._device.prepare_model(sum_model())
             await self._execute(prepared.execute_synchronously, self._request)
             await prepared.aclose()
+        if self._count % OPEN_EVERY == 3:
+            await self._open()
         if self._count % CONNECT_EVERY == 2:
             device = self._new_device()
             await device.status()
             await device.aclose()
+
+    async def _open(self) -> None:
+        """Opens a few descriptors: a fence that an execution waits for, and the one that it gives."""
+        fence = SyncFence("of a client that behaves well")
+        try:
+            execution = await self._prepared.execute_fenced(self._request, [fence])
+            fence.signal()
+        finally:
+            fence.close()
+        if execution.fence is not None:
+            await execution.fence
+            execution.fence.close()
+        await execution.get_execution_info()
 
     async def _execute(self, execute: Any, *arguments: Any) -> int:
         self._values[0], self._values[1], self._values[2] = self._count % 1000, np.arange(4), -1
