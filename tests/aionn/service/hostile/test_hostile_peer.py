@@ -25,8 +25,8 @@ ATTACK_LONG_S = 20.0
 SAMPLE = 6
 """Of the attacks of a family the ordinary run takes the first, and every so many-th after it."""
 
-END_S_MAX = 2.0
-"""How long the server may take to end when it is asked to."""
+END_S_MAX = 25.0
+"""How long the server may take to end when it is asked to: far less than it may drain."""
 
 SETTLE_S_MAX = 25.0
 """How long what a hostile peer leaves may take to go: garbage is collected every ten seconds, and the machine may be busy."""
