@@ -220,7 +220,7 @@ async def test_cancelled_call_of_a_driver_whose_launch_cannot_be_cancelled_ends_
 
     client = (await serving(HandWritten(Model))).client("plain")
     launch = (await client.prepare_model(small.sum_model())).launch(small.Sum().request)
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         await made.wait()
         launch.cancel()
         await client.status()  # Answered after the cancellation has been read.
@@ -254,7 +254,7 @@ async def test_driver_that_raises_cancellation_of_its_own_fails_one_call_alone(
             raise asyncio.CancelledError("planted")
 
     client = (await serving(Cancelling(NewModel))).client("plain")
-    with anyio.fail_after(5):
+    with anyio.fail_after(30):
         for _ in range(2):
             with pytest.raises(GeneralFailure, match="CancelledError: planted"):
                 await client.prepare_model(small.sum_model())

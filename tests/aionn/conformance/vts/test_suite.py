@@ -19,7 +19,7 @@ import pytest
 from aionn.cli.main import main
 from aionn.conformance.cts import CtsTest, build_model
 from aionn.conformance.suite import DeviceUnderTest, device_name, open_device_under_test
-from aionn.conformance.vts.case import CaseSkipped, VtsSubject, fail
+from aionn.conformance.vts.case import STEP_S, CaseSkipped, VtsSubject, fail
 from aionn.conformance.vts.models import chain_model
 from aionn.conformance.vts.mutations import FAMILIES
 from aionn.conformance.vts.run import (
@@ -257,7 +257,7 @@ async def hanging(subject: VtsSubject) -> None:
 
 async def stepping(subject: VtsSubject) -> None:
     for _ in range(4):
-        await anyio.sleep(0.1)
+        await anyio.sleep(STEP_S / 3)
         subject.step()
 
 
@@ -278,10 +278,11 @@ async def run_own(*names: str, **settings: object) -> VtsReport:
             return reference
 
         cases = [Case(f"own/{name}[x]", CHECKS[name]) for name in names]
-        chosen = Settings(**{"step_s": 0.3, **settings})  # type: ignore[arg-type]
+        chosen = Settings(**settings)  # type: ignore[arg-type]
         return await run_cases(DeviceUnderTest(make), cases, settings=chosen, is_whole=True)
 
 
+@pytest.mark.aionn(virtual_time=True)
 async def test_every_case_has_one_verdict() -> None:
     report = await run_own(*CHECKS)
     assert verdicts(report) == (2, 3, 1, 0)
@@ -299,10 +300,11 @@ async def test_every_case_has_one_verdict() -> None:
     assert report.by_group["own"].total == 6
 
 
+@pytest.mark.aionn(virtual_time=True)
 async def test_case_that_hangs_fails_and_a_long_one_does_not() -> None:
     report = await run_own("hanging", "stepping")
     assert [o.verdict for o in report.outcomes] == ["failed", "passed"]
-    assert report.failures[0].expected == "an answer within 0.3 s"
+    assert report.failures[0].expected == f"an answer within {STEP_S:g} s"
 
 
 async def test_unsupported_is_not_run_and_expected_failures_are_strict() -> None:

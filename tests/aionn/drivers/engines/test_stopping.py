@@ -21,6 +21,8 @@ from aionn.models.builder import GraphBuilder
 from fences import now_ns
 
 WAIT_S = 20.0
+TRIES_MAX = 8
+"""How often a time is compared with another one: other processes may use the machine at one of them."""
 
 KEPT_MAX = 8
 """Descriptors, and mappings of shared memory, that a driver process may have more after cancellations: it keeps some memories of
@@ -77,14 +79,19 @@ async def test_cancelled_execution_stops_between_two_operations(
         started_ns = now_ns()
         await prepared.execute_synchronously(request)
         whole_ns = now_ns() - started_ns
-        started.event.clear()
-        launch = prepared.launch(request)
-        assert await anyio.to_thread.run_sync(started.event.wait, WAIT_S)
-        started_ns = now_ns()
-        launch.cancel()
-        with pytest.raises(GeneralFailure, match="cancelled"):
-            await launch
-        assert now_ns() - started_ns < whole_ns / 4
+        took_ns = whole_ns
+        for _ in range(TRIES_MAX):
+            started.event.clear()
+            launch = prepared.launch(request)
+            assert await anyio.to_thread.run_sync(started.event.wait, WAIT_S)
+            started_ns = now_ns()
+            launch.cancel()
+            with pytest.raises(GeneralFailure, match="cancelled"):
+                await launch
+            took_ns = min(took_ns, now_ns() - started_ns)
+            if took_ns < whole_ns / 4:
+                break
+        assert took_ns < whole_ns / 4
         # What stopped it is taken back before the next one.
         await prepared.execute_synchronously(request)
         await prepared.aclose()
@@ -98,10 +105,17 @@ async def test_deadline_stops_a_running_execution(stoppable: Any) -> None:
         prepared = await device.prepare_model(model)
         started_ns = now_ns()
         await prepared.execute_synchronously(request)
-        # On a busy machine an earlier one may have passed before the start.
-        half_ns = (now_ns() - started_ns) // 2
-        with pytest.raises(MissedDeadline, match="passed between two operations"):
-            await prepared.execute_synchronously(request, deadline_ns=now_ns() + half_ns)
+        delay_ns, told = (now_ns() - started_ns) // 2, ""
+        for _ in range(TRIES_MAX):
+            try:
+                await prepared.execute_synchronously(request, deadline_ns=now_ns() + delay_ns)
+                delay_ns //= 2  # The machine was busy at first.
+            except MissedDeadline as e:
+                told = str(e)
+                if "passed between two operations" in told:
+                    break
+                delay_ns *= 2  # The machine is busy, and it passed before the start.
+        assert "passed between two operations" in told
         await prepared.execute_synchronously(request)
         await prepared.aclose()
 

@@ -47,7 +47,7 @@ def test_microphones_are_listed_by_the_names_that_a_source_takes(really, pactl):
             "Connection refused; is a sound server running",
         ),
         ("sys.exit(1)", "pactl failed"),
-        ("time.sleep(20)", r"within 0\.3 s, got none"),
+        ("time.sleep(100)", r"within 0\.3 s, got none"),
     ],
     ids=["missing", "no server", "silent failure", "hangs"],
 )
@@ -55,14 +55,14 @@ def test_list_that_cannot_be_made_is_an_error_with_the_reason(really, pactl, mon
     monkeypatch.setattr("aionn.media.microphones.listing.LIST_S_MAX", 0.3)
     if body is not None:
         if "Connection" in body or body == "sys.exit(1)":
-            monkeypatch.setattr("aionn.media.microphones.listing.LIST_S_MAX", 5.0)
+            monkeypatch.setattr("aionn.media.microphones.listing.LIST_S_MAX", 60.0)
         pactl(body)
 
     async def run():
         started_s = time.monotonic()
         with pytest.raises(SourceUnavailable, match=words):
             await list_microphones()
-        assert time.monotonic() - started_s < 10
+        assert time.monotonic() - started_s < 40
 
     really(run)
 

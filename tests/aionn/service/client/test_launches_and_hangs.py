@@ -26,7 +26,7 @@ from aionn.service.client.device import RemoteDevice
 from aionn.testing.models import chain
 from fences import FenceError, FenceStatus, SyncFence
 
-NOTICED_S_MAX = 10.0
+NOTICED_S_MAX = 40.0
 
 DRIVERS = """
     import ctypes, os, time
@@ -226,8 +226,8 @@ async def test_device_that_hangs_ends_its_process(
 async def test_native_call_that_hangs_ends_its_process_and_calls_that_end_do_not(
     background: Any, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLEEP_US", "90000")
-    device = RemoteDevice("wrong_drivers:Sleeping", "sleeping", background.tasks, hang_after_s=0.3)
+    monkeypatch.setenv("SLEEP_US", "150000")
+    device = RemoteDevice("wrong_drivers:Sleeping", "sleeping", background.tasks, hang_after_s=1.0)
     prepared = await device.prepare_model(small.sum_model())
     burst = await prepared.configure_execution_burst()
     request = small.Sum().request
@@ -290,16 +290,16 @@ async def hang_fenced(prepared: Any, request: Any, by: str) -> None:
 async def test_fenced_execution_that_is_given_up_is_watched_no_more(
     background: Any, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = RemoteDevice("reference", "reference", background.tasks, hang_after_s=0.5)
+    device = RemoteDevice("reference", "reference", background.tasks, hang_after_s=1.0)
     prepared = await device.prepare_model(small.sum_model())
     pid = device.pid
     with SyncFence("never") as never:
-        deadline_ns = time.monotonic_ns() + 50_000_000
+        deadline_ns = time.monotonic_ns() + 200_000_000
         launched = await prepared.execute_fenced(small.Sum().request, [never], deadline_ns=deadline_ns)
         with launched.fence, pytest.raises(FenceError):
             await launched.fence
         assert (await launched.get_execution_info())[0] == ErrorStatus.MISSED_DEADLINE_TRANSIENT
-        await anyio.sleep(0.8)
+        await anyio.sleep(1.2)
     await prepared.execute_synchronously(small.Sum().request)
     assert device.pid == pid
     await device.aclose()
@@ -342,7 +342,7 @@ async def test_process_that_is_stopped_is_killed(background: Any, small: Any) ->
 
 @pytest.mark.parametrize(
     ("hang_after_s", "busy_s", "idle_s"),
-    [(0.5, 0.8, 0.6), pytest.param(1.0, 1.5, 1.2, marks=pytest.mark.long)],
+    [(1.0, 1.2, 1.1), pytest.param(2.0, 3.0, 2.4, marks=pytest.mark.long)],
 )
 async def test_busy_device_is_not_taken_for_a_hanging_one(
     background: Any, small: Any, hang_after_s: float, busy_s: float, idle_s: float

@@ -233,7 +233,7 @@ async def test_hello_that_waits_for_its_turn_is_waited_for_up_to_a_limit(rounds:
 
 
 async def test_client_that_said_hello_may_be_silent_for_as_long_as_it_likes(serving: Any) -> None:
-    served = await serving(limits=ClientLimits(hello_s=0.05))
+    served = await serving(limits=ClientLimits(hello_s=0.3))
     raw = await served.raw().hello()
     late = served.raw()
     await late.receive()

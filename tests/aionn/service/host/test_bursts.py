@@ -64,7 +64,7 @@ from aionn.service.wire.protocol import (
 from aionn.service.wire.quotas import Quotas
 from fmq.descriptor import Grantor, plan_layout
 
-ANSWER_S_MAX = 10.0
+ANSWER_S_MAX = 30.0
 SOON_NS = 50_000_000
 
 
@@ -81,11 +81,16 @@ async def test_deadline_that_passes_while_running_ends_the_execution(served: Any
     burst = await (await client.prepare_model(endless_model())).configure_execution_burst()
     request, _ = looping(1.0)
     with anyio.fail_after(ANSWER_S_MAX):
-        for _ in range(2):
-            deadline_ns = time.monotonic_ns() + SOON_NS
+        transient = 0
+        for delay_ns in (SOON_NS, SOON_NS, 10 * SOON_NS, 10 * SOON_NS):
+            deadline_ns = time.monotonic_ns() + delay_ns
             with pytest.raises(MissedDeadline) as missed:
                 await burst.execute_synchronously(request, [0], deadline_ns=deadline_ns)
-            assert missed.value.transient and time.monotonic_ns() >= deadline_ns
+            assert time.monotonic_ns() >= deadline_ns
+            transient += missed.value.transient  # On a busy machine the deadline may pass before the start.
+            if transient == 2:
+                break
+        assert transient == 2
         with pytest.raises(MissedDeadline) as missed:
             await burst.execute_synchronously(request, [0], deadline_ns=time.monotonic_ns())
         assert not missed.value.transient

@@ -448,12 +448,12 @@ async def test_idle_burst_gives_its_memories_back_and_takes_them_again(serving: 
     work = small.Sum()
     for _ in range(3):
         await burst.execute_synchronously(work.request, [0])
-    assert len(asked) == 1
+    asked_before = len(asked)
     mappings = Path("/proc/self/maps").read_text().count("/memfd:aionn ")
     await settled(lambda: Path("/proc/self/maps").read_text().count("/memfd:aionn ") < mappings)
     work.values[0] += 1
     await burst.execute_synchronously(work.request, [0])
-    assert len(asked) == 2 and work.is_right
+    assert len(asked) == asked_before + 1 and work.is_right
     await burst.aclose()
     await client.aclose()
 

@@ -89,7 +89,7 @@ class Footprint(NamedTuple):
 
 
 class Server:
-    """``aionn serve reference`` with its defaults.
+    """``aionn serve reference`` with its defaults, but that no execution is cut off when it ends.
 
     Attributes:
         path: Of its socket.
@@ -100,6 +100,7 @@ class Server:
         self.path = folder / "device.sock"
         self._log = folder / "server.log"
         command = [sys.executable, "-m", "aionn", "serve", "reference", "--socket", str(self.path), "--quiet"]
+        command += ["--drain-within", "600"]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environment(), stderr=log, stdout=subprocess.DEVNULL)
         end_s = time.monotonic() + START_S_MAX

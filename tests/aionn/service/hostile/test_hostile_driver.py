@@ -177,7 +177,7 @@ async def test_application_goes_on_beside(
 async def test_closing_takes_no_longer_with_many_objects_of_a_device_that_frees_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limit_s, count = 0.5, 12
+    limit_s, count = 0.5, 40
     monkeypatch.setattr(prepared_module, "FREE_S_MAX", limit_s)
     monkeypatch.setattr("aionn.burst.controller.END_S_MAX", limit_s)
     kept = []
@@ -198,7 +198,7 @@ async def test_closing_takes_no_longer_with_many_objects_of_a_device_that_frees_
 async def test_closing_waits_for_executions_of_several_bursts_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limit_s, count = 0.5, 8
+    limit_s, count = 0.5, 40
     monkeypatch.setattr("aionn.runtime.executions.burst.CLOSE_S_MAX", limit_s)
     values = [np.zeros(4, np.float32)] * 2
     async with aionn.open(drivers={"hostile": "hostile_driver:answers_pings_alone"}) as runtime:

@@ -368,7 +368,7 @@ def test_many_descriptors_are_closed_at_once_while_another_thread_computes() -> 
     os.close(fds.pop(100))  # Nothing says that they are neighbours.
     thread = threading.Thread(target=compute)
     interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(0.05)
+    sys.setswitchinterval(0.2)
     try:
         thread.start()
         began_s = time.monotonic()
@@ -378,7 +378,7 @@ def test_many_descriptors_are_closed_at_once_while_another_thread_computes() -> 
         sys.setswitchinterval(interval_s)
         is_over.set()
         thread.join()
-    assert took_s < 3.0  # One by one it takes the interval for each: twelve seconds.
+    assert took_s < 25.0  # One by one it takes the interval for each: fifty seconds.
     for fd in fds:
         with pytest.raises(OSError):
             os.fstat(fd)

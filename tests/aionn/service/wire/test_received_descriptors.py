@@ -40,8 +40,8 @@ from aionn.service.wire.received import (
 from aionn.service.wire.repetition import RecallMemories
 from fences import SyncFence
 
-LINGER_S = 20
-WAITED_S_MAX = 5.0
+LINGER_S = 60
+WAITED_S_MAX = 20.0
 """Far below what a closing that waits would take."""
 
 
