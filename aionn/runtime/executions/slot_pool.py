@@ -76,16 +76,38 @@ def nothing(job: object = None) -> None:
     """Nothing is to be done."""
 
 
-class Waiting(NamedTuple):
-    """One that waits for a buffer.
+class Waiting(Protocol):
+    """One that waits for a buffer: an execution, or a stream with an item."""
+
+    def wants(self) -> bool:
+        """Whether it has a use for one now; otherwise the next in the order gets it."""
+        ...
+
+    def take(self, buffer: FrameBuffer) -> None:
+        """Takes one over immediately: called by the task that leaves it."""
+        ...
+
+
+class _WaitingExecution:
+    """An execution that waits for a buffer.
 
     Attributes:
-        wants: Whether it has a use for one now; otherwise the next in the order gets it.
-        take: Takes one over immediately: called by the task that leaves it.
+        waiter: Wakes its task.
+        taken: The buffer that it has got; None before.
     """
 
-    wants: Callable[[], bool]
-    take: Callable[[FrameBuffer], None]
+    __slots__ = ("taken", "waiter")
+
+    def __init__(self, waiter: Waiter) -> None:
+        self.waiter = waiter
+        self.taken: FrameBuffer | None = None
+
+    def wants(self) -> bool:
+        return True
+
+    def take(self, buffer: FrameBuffer) -> None:
+        self.taken = buffer
+        self.waiter.wake()
 
 
 class Lender(Protocol):
@@ -199,35 +221,27 @@ class SlotPool:
                 "burst: the deadline had passed before the execution was asked for", transient=False
             )
         waiter = background.waiter()
-        taken: list[FrameBuffer] = []
-
-        def take(buffer: FrameBuffer) -> None:
-            taken.append(buffer)
-            waiter.wake()
-
-        waiting = Waiting(_always, take)
+        waiting = _WaitingExecution(waiter)
         timer = None if deadline_ns is None else background.at(deadline_ns, waiter.wake)
         self.wait(waiting)
         self._demand.add(waiter)
         try:
             self._reclaim()
             await waiter.future
+            if self._closed:
+                raise InvalidArgument("burst: closed while an execution waited for a free slot")
         except BaseException:
-            for buffer in taken:
-                self.leave(buffer)
+            if waiting.taken is not None:
+                self.leave(waiting.taken)
             raise
         finally:
             self._demand.discard(waiter)
             self.stop_waiting(waiting)
             if timer is not None:
                 timer.cancel()
-        if self._closed:
-            for buffer in taken:
-                self.leave(buffer)
-            raise InvalidArgument("burst: closed while an execution waited for a free slot")
-        if not taken:
+        if waiting.taken is None:
             raise MissedDeadline("burst: the deadline passed while waiting for a free slot", transient=True)
-        return taken[0]
+        return waiting.taken
 
     def wait(self, waiting: Waiting) -> None:
         """Has it take the next buffer that becomes free, in the task that leaves that one."""
@@ -283,7 +297,3 @@ def _last(buffer: FrameBuffer) -> FrameBuffer:
         buffer.retire()
         buffer = buffer.successor
     return buffer
-
-
-def _always() -> bool:
-    return True

@@ -5,7 +5,7 @@ the source (``source_task``), so that a source may have scopes and task groups o
 execute the buffers: as many as the devices can use at a time, or one for each buffer where items have deadlines, since the
 scheduler can drop only what it knows. ``slot_pool`` owns the buffers, ``burst`` how one is executed.
 
-An item with a deadline is ``dropped`` by, in this order: the wait for a buffer (``_place_next``); the scheduler, which rejects
+An item with a deadline is ``dropped`` by, in this order: the wait for a buffer (``_place_waiting``); the scheduler, which rejects
 what cannot end in time; the device, between operations; and at the deadline itself ``job``, which then waits no longer.
 
 Invariants:
@@ -34,7 +34,7 @@ from aionn.hal import NO_TIMING
 from aionn.runtime.background import Background, Cancelled, Task, Waiter, failure_of
 from aionn.runtime.clock import check_deadline, now_ns
 from aionn.runtime.executions.results import Result, Status, StreamResult, StreamStatistics
-from aionn.runtime.executions.slot_pool import FrameBuffer, SlotPool, Waiting
+from aionn.runtime.executions.slot_pool import FrameBuffer, SlotPool
 from aionn.runtime.executions.source_task import INTERRUPTS, SourceTask
 from aionn.runtime.memory.arguments import Array
 from aionn.runtime.metrics.figures import StreamFigures
@@ -138,6 +138,7 @@ class StreamPump:
         self._held: FrameBuffer | None = None
         self._consumer: Waiter | None = None
         self._reader: Waiter | None = None
+        self._placed: Waiter  # The reader awaits it while an item waits for a buffer.
         self._ready: deque[tuple[Item, FrameBuffer]] = deque()
         self._idle: list[Waiter] = []
         self.items: deque[Item] = deque()
@@ -269,14 +270,32 @@ class StreamPump:
         return self.is_over or self._has_failed
 
     async def _place_waiting(self) -> Cancelled | None:
-        """Waits until the items that were taken are in buffers or dropped.
+        """Waits until the items that were taken are in buffers or dropped. The task that leaves a buffer (usually the consumer)
+        writes the next item into it, which saves a turn of the loop.
+
+        An item that waits until its deadline is dropped, where late items are.
 
         Returns:
             The cancellation that came before: of a scope that the source has open in this task, or of the stream's end.
         """
         try:
             while self._unplaced and not self._has_ended():
-                await self._place_next(self._unplaced[0])
+                item = self._unplaced[0]
+                if item.is_finished:
+                    await self._add_dropped(item)
+                    continue
+                self._placed = woken = self.background.waiter()
+                limit_ns = item.deadline_ns if self._drops_late else None
+                timer = None if limit_ns is None else self.background.at(limit_ns, woken.wake)
+                self._pool.wait(self)
+                try:
+                    await woken.future
+                finally:
+                    self._pool.stop_waiting(self)
+                    if timer is not None:
+                        timer.cancel()
+                if self._unplaced and self._unplaced[0] is item:
+                    self._drop(item)
         except Cancelled as e:
             return e
         return None
@@ -285,16 +304,8 @@ class StreamPump:
         """Whether there are as many items on their way to the consumer as there may be."""
         return len(self.items) + (self._held is not None) >= self._pool.slots
 
-    async def _place_next(self, item: Item) -> None:
-        """Waits until an item is in the next buffer. The task that leaves the buffer (usually the consumer) writes the item into
-        it, which saves a turn of the loop.
-
-        One that waits until its deadline is dropped, where late items are. Cancelled, it can be called again.
-        """
-        if not item.is_finished:
-            if await self._is_placed(item):
-                return
-            self._drop(item)
+    async def _add_dropped(self, item: Item) -> None:
+        """Waits until there is room for an item that was dropped, and adds it. Cancelled, it can be called again."""
         while self._is_full():
             self._reader = self.background.waiter()
             try:
@@ -305,32 +316,14 @@ class StreamPump:
         self.items.append(item)
         self._wake_consumer()
 
-    async def _is_placed(self, item: Item) -> bool:
-        """Waits until an item is in the next buffer; False if its deadline comes before."""
-        woken = self.background.waiter()
-        is_placed = False
-
-        def take(buffer: FrameBuffer) -> None:
-            nonlocal is_placed
-            is_placed = True
-            woken.wake()
-            self._unplaced.popleft()
-            self._place(item, buffer)
-
-        waiting = Waiting(self._wants_buffer, take)
-        limit_ns = item.deadline_ns if self._drops_late else None
-        timer = None if limit_ns is None else self.background.at(limit_ns, woken.wake)
-        self._pool.wait(waiting)
-        try:
-            await woken.future
-        finally:
-            self._pool.stop_waiting(waiting)
-            if timer is not None:
-                timer.cancel()
-        return is_placed
-
-    def _wants_buffer(self) -> bool:
+    def wants(self) -> bool:
+        """Whether the item that waits can have a buffer now: see ``Waiting``."""
         return not self.is_over and not self._is_full()
+
+    def take(self, buffer: FrameBuffer) -> None:
+        """Puts the item that waits into a buffer."""
+        self._placed.wake()
+        self._place(self._unplaced.popleft(), buffer)
 
     def _drop(self, item: Item) -> None:
         """Marks an item as dropped; it is reported to the consumer as soon as there is room for that."""

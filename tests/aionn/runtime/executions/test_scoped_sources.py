@@ -235,6 +235,23 @@ def test_only_the_stream_of_a_source_with_a_scope_ends_on_uvloop(repository: Pat
     assert (done.returncode, done.stdout, done.stderr) == (0, "checked\n", "")
 
 
+async def test_wait_for_a_buffer_is_one_coroutine_of_its_own() -> None:
+    async with aionn.open(devices=[ReferenceDevice("reference")]) as runtime:
+        net = await runtime.compile(identity())
+        async with net.burst(slots=1) as burst, burst.stream(plain(Bench())) as stream:
+            await anext(stream)
+            await waits_for_a_buffer(burst)
+            task = stream._pump._source._task
+            assert task is not None
+            awaited: Any = task.get_coro()
+            names = []
+            while asyncio.iscoroutine(awaited):
+                names.append(awaited.__name__)
+                awaited = awaited.cr_await
+            # Each of them is begun and ended once for an item, since an item of a fast source always waits.
+            assert names[-2:] == ["_take_items", "_place_waiting"]
+
+
 async def test_items_that_wait_while_scopes_of_their_source_end_are_limited() -> None:
     scopes: list[anyio.CancelScope] = []
 
