@@ -6,7 +6,8 @@ open when the interpreter ends.
 
 from __future__ import annotations
 
-import concurrent.futures.thread
+import asyncio
+import concurrent.futures.thread  # noqa: F401  # Registers itself for the interpreter's end first: see close_at_exit.
 import contextvars
 import os
 import queue
@@ -17,8 +18,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import anyio
-import anyio.from_thread
-import anyio.lowlevel
+import anyio.abc
 
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortage_of
 from aionn.platform.loops import Outcome, outcome_of_call
@@ -43,6 +43,43 @@ class Forked(InvalidArgument):
     """A child has no threads of its parent's, so a call would never return."""
 
 
+class _Call(Generic[_T]):
+    """A call on its way into the loop, and its answer on the way back.
+
+    Attributes:
+        is_cancelled: Whether the caller was interrupted, and does not wait any more.
+        scope: Where it runs; None until it has begun.
+        answer: How it ended; None where the runtime was closed meanwhile.
+    """
+
+    # A ``concurrent.futures.Future`` has a lock that is written in Python: a thread that is interrupted just after it has taken
+    # this lock keeps it for ever, and the loop waits for it with the answer. A ``SimpleQueue`` is one step of the interpreter.
+    __slots__ = ("answer", "function", "is_cancelled", "scope")
+
+    def __init__(self, function: Callable[[], Awaitable[_T]]) -> None:
+        self.function = function
+        self.is_cancelled = False
+        self.scope: anyio.CancelScope | None = None
+        self.answer: queue.SimpleQueue[Outcome[_T] | None] = queue.SimpleQueue()
+
+    async def run(self) -> None:
+        """Runs it in the loop."""
+        ended: Outcome[_T] | None = None
+        try:
+            with anyio.CancelScope() as self.scope:
+                ended = await outcome_of_call(self.function)
+        except asyncio.CancelledError:
+            pass  # Its own, or the loop ends. Let out, it would end the other calls.
+        finally:
+            self.answer.put(ended)
+
+    def cancel(self) -> None:
+        """Cancels it in the loop. If it has ended, this does nothing."""
+        self.is_cancelled = True
+        if self.scope is not None:
+            self.scope.cancel()
+
+
 class LoopThread:
     """The thread with the event loop.
 
@@ -54,45 +91,59 @@ class LoopThread:
 
     def __init__(self, background: Background) -> None:
         self.background = background
-        self._portal: anyio.from_thread.BlockingPortal
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls: anyio.abc.TaskGroup
+        self._stop: anyio.Event
+        self._thread = 0
+        self._pid = os.getpid()
         self._failure: BaseException | None = None
         self._workers: list[threading.Thread] = []
-        started = threading.Event()
+        # Calls whose threads wait. Those that the loop has not begun when it ends are answered by the thread.
+        self._waiting: set[_Call[Any]] = set()
+        self._has_ended = False
+        self.is_closed = False
+        self.sources: set[threading.Thread] = set()
+        started: queue.SimpleQueue[None] = queue.SimpleQueue()
         # Not ``start_blocking_portal``: in a forked child its generator would be collected, and stop a loop that is not there.
         self._serving = threading.Thread(
             target=self._serve, args=(started,), name="aionn-blocking", daemon=True
         )
         try:
             self._serving.start()
-            started.wait()
+            started.get()
             if self._failure is not None:
                 raise self._failure
         except (MemoryError, OSError, RuntimeError) as e:
             raise shortage_of(e, "aionn.blocking") or e from e
-        self._thread = self._portal.call(threading.get_ident)
-        self._pid = os.getpid()
-        self.is_closed = False
-        self.sources: set[threading.Thread] = set()
+        except BaseException:
+            self._request_stop()  # This thread was interrupted: no other code has a reference to the loop.
+            raise
 
-    def _serve(self, started: threading.Event) -> None:
+    def _serve(self, started: queue.SimpleQueue[None]) -> None:
         async def serve() -> None:
+            self._thread = threading.get_ident()
+            self._stop = anyio.Event()
+            self._loop = asyncio.get_running_loop()
             try:
-                async with anyio.from_thread.BlockingPortal() as self._portal:
-                    started.set()
-                    await self._portal.sleep_until_stopped()
+                async with anyio.create_task_group() as self._calls:
+                    started.put(None)
+                    if not self.is_closed:
+                        await self._stop.wait()
+                    self._calls.cancel_scope.cancel()
             finally:
                 # They are requested to end when this task is done, and anyio does not wait for them.
-                token = anyio.lowlevel.current_token()
-                # Before version 4.11 of anyio the token was the loop itself.
-                loop = getattr(token, "native_token", token)
-                self._workers = [t for t in threading.enumerate() if getattr(t, "loop", None) is loop]
+                self._workers = [t for t in threading.enumerate() if getattr(t, "loop", None) is self._loop]
 
         try:
             anyio.run(serve)
         except BaseException as e:
             self._failure = e
         finally:
-            started.set()
+            # In this order: a call that sees no end yet is in the set, or comes too late for the loop and is told so.
+            self._has_ended = True
+            for call in list(self._waiting):
+                call.answer.put(None)
+            started.put(None)
 
     def check(self) -> None:
         """Rejects a call that would never return.
@@ -113,34 +164,47 @@ class LoopThread:
     def call(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         """Runs a coroutine function there and waits for it."""
         self.check()
+        call = _Call[_T](lambda: function(*args))
         try:
-            future = self._portal.start_task_soon(outcome_of_call, lambda: function(*args))
-        except RuntimeError:
-            raise self._closed_meanwhile() from None
-        try:
-            ended = future.result()
-        except concurrent.futures.CancelledError:
-            raise self._closed_meanwhile() from None
+            self._waiting.add(call)
+            if self._has_ended:
+                raise self._closed_meanwhile()
+            self._soon(lambda: self._begin(call))
+            ended = call.answer.get()
         except BaseException:
-            future.cancel()  # This thread was interrupted; if the call has ended, this does nothing.
+            with suppress(GeneralFailure):
+                self._soon(
+                    call.cancel
+                )  # This thread was interrupted; where the loop has ended there is no call.
             raise
+        finally:
+            self._waiting.discard(call)
+        if ended is None:
+            raise self._closed_meanwhile()
         return ended.get()
 
     def do(self, function: Callable[..., _T], *args: Any) -> _T:
         """Runs a function there that does not wait."""
-        self.check()
 
-        def outcome() -> Outcome[_T]:
-            try:
-                return Outcome(function(*args), None)
-            except BaseException as e:
-                return Outcome(None, e)
+        async def run() -> _T:
+            return function(*args)
 
+        return self.call(run)
+
+    def _soon(self, function: Callable[[], object]) -> None:
+        assert self._loop is not None, "it was started"
         try:
-            ended = self._portal.call(outcome)
-        except (concurrent.futures.CancelledError, RuntimeError):
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
             raise self._closed_meanwhile() from None
-        return ended.get()
+
+    def _begin(self, call: _Call[Any]) -> None:
+        if call.is_cancelled:
+            return
+        try:
+            self._calls.start_soon(call.run)
+        except RuntimeError:  # The group has ended.
+            call.answer.put(None)
 
     def end(self, aclose: Callable[[], Awaitable[None]]) -> None:
         """Closes something of the runtime's, unless that was closed, and everything with it."""
@@ -150,11 +214,15 @@ class LoopThread:
     def _closed_meanwhile(self) -> GeneralFailure:
         return GeneralFailure("aionn.blocking: the runtime was closed by another thread during the call")
 
+    def _request_stop(self) -> None:
+        self.is_closed = True
+        if self._loop is not None:
+            with suppress(GeneralFailure):  # It has stopped already.
+                self._soon(self._stop.set)
+
     def close(self) -> None:
         """Ends the calls of other threads, the loop and its threads."""
-        self.is_closed = True
-        with suppress(RuntimeError):  # It has stopped already.
-            self._portal.call(self._portal.stop, True)
+        self._request_stop()
         self._serving.join()
         end_s = time.monotonic() + THREADS_END_S_MAX
         for thread in [*self.sources, *self._workers]:

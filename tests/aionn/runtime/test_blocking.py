@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 
 import anyio.to_thread
 import numpy as np
@@ -319,3 +322,38 @@ def test_second_consumer_of_a_stream_is_refused() -> None:
                 next(stream)
             gone_on.set()
             assert first.result(20).outputs[0].sum() == 4
+
+
+def test_thread_that_is_interrupted_at_any_step_of_a_call_does_not_stop_the_others() -> None:
+    """An interrupt comes between any two steps of a thread: one that then keeps a lock of the loop's would stop all threads."""
+    value = np.ones(4, np.float32)
+
+    def interrupt_at(step: int) -> Callable[[FrameType, str, object], None]:
+        seen = itertools.count()
+
+        def profile(*_: object) -> None:
+            if next(seen) == step:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        return profile
+
+    def ask() -> None:
+        answers.append(net.execute([value]).outputs[0].sum())
+
+    answers: list[float] = []
+    with aionn.blocking.open(drivers=["reference"], isolation="in_process") as runtime:
+        net = runtime.compile(identity((4,)))
+        for step in itertools.count():
+            try:
+                sys.setprofile(interrupt_at(step))
+                net.execute([value])
+                sys.setprofile(None)
+                break
+            except KeyboardInterrupt:
+                pass
+            other = threading.Thread(target=ask, daemon=True)
+            other.start()
+            other.join(20)
+            assert len(answers) == step + 1, f"the loop stands still after an interrupt at step {step}"
+        assert step > 20
