@@ -64,7 +64,7 @@ from aionn.hal import (
     check_duration_ns,
 )
 from aionn.platform.loops import begin, finish
-from aionn.validation import check_memory_identifiers
+from aionn.validation import check_field_types, check_memory_identifiers
 from fences import SyncFence
 
 __all__ = ["QUEUE_BYTES", "BurstController"]
@@ -249,6 +249,7 @@ class BurstController(BurstDefaults):
         if kept is not None:
             launch = _BurstLaunch(self, kept.payload + limits if limits else kept.payload, request)
         else:
+            check_field_types(request, Request, "request")
             check_memory_identifiers(request, memory_identifiers)
             if any(isinstance(pool, BufferToken) for pool in request.pools):
                 self._launch = by_model = self._launch_by_model(
@@ -306,8 +307,10 @@ class BurstController(BurstDefaults):
                 else:
                     slots.append(self._slots.slot(identifier, pool))
             payload = encode_request(request, slots, measure=measure, with_limits=bool(limits))
-        except BaseException:
+        except BaseException as e:
             self._unused(temporary)
+            if isinstance(e, OverflowError):
+                raise InvalidArgument(f"request: expected whole numbers of 64 bits: {e}") from e
             raise
         if not temporary:
             if len(self._packets) >= PACKETS_KEPT_MAX:
