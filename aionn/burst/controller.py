@@ -65,7 +65,7 @@ from aionn.hal import (
     check_duration_ns,
 )
 from aionn.platform.loops import begin, finish
-from aionn.validation import check_memory_identifiers
+from aionn.validation import check_field_types, check_memory_identifiers
 from fences import SyncFence
 
 __all__ = ["QUEUE_BYTES", "BurstController"]
@@ -254,6 +254,7 @@ class BurstController(BurstDefaults):
         if kept is not None:
             launch = _BurstLaunch(self, kept.payload + limits if limits else kept.payload, request)
         else:
+            check_field_types(request, Request, "request")
             check_memory_identifiers(request, memory_identifiers)
             encoded = self._encoded(request, memory_identifiers, measure, limits)
             if encoded is None:
@@ -316,8 +317,10 @@ class BurstController(BurstDefaults):
                 else:
                     slots.append(self._slots.slot(identifier, pool))
             payload = encode_request(request, slots, measure=measure, with_limits=bool(limits))
-        except BaseException:
+        except BaseException as e:
             self._unused(temporary)
+            if isinstance(e, OverflowError):
+                raise InvalidArgument(f"request: expected whole numbers of 64 bits: {e}") from e
             raise
         if self._model is not None and len(payload) + len(limits) > self._packet_bytes_max:
             self._unused(temporary)

@@ -5,6 +5,7 @@ place, the expected and the actual value. ``aionn.ops`` defines the operations.
 
 - ``validate_model``: a whole model; gives the lowest feature level that can express it.
 - ``validate_request``: the arguments of an execution; gives the inputs' final shapes.
+- ``check_field_types``: whether a record of Python code holds what its annotations declare.
 - ``check_*``: capabilities, extensions, cache files, buffer roles, results.
 
 Source: section "Validation" of the NN HAL 1.3 and of its canonical types.
@@ -13,6 +14,7 @@ Source: section "Validation" of the NN HAL 1.3 and of its canonical types.
 from __future__ import annotations
 
 from aionn.validation.devices import (
+    check_allocation,
     check_buffer_roles,
     check_cache_files,
     check_capabilities,
@@ -23,10 +25,12 @@ from aionn.validation.devices import (
     check_output_shapes,
     check_timing,
 )
+from aionn.validation.field_types import check_field_types
 from aionn.validation.models import needed_inputs, validate_model
 from aionn.validation.requests import check_memory_identifiers, validate_request
 
 __all__ = [
+    "check_allocation",
     "check_buffer_roles",
     "check_cache_files",
     "check_capabilities",
@@ -34,6 +38,7 @@ __all__ = [
     "check_execution_result",
     "check_extension",
     "check_extensions",
+    "check_field_types",
     "check_memory_identifiers",
     "check_output_shapes",
     "check_timing",

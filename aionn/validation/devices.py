@@ -39,9 +39,11 @@ from aionn.hal import (
     is_scalar_type,
     operand_type_name,
 )
+from aionn.validation.field_types import check_field_types
 from aionn.validation.names import is_extension_name
 
 __all__ = [
+    "check_allocation",
     "check_buffer_roles",
     "check_cache_files",
     "check_capabilities",
@@ -135,6 +137,7 @@ def check_device_info(info: DeviceInfo) -> None:
     Raises:
         InvalidArgument: A part is illegal; the device must not be used then.
     """
+    check_field_types(info, DeviceInfo, "device")
     for what, text in (("name", info.name), ("version", info.version)):
         if not text:
             raise InvalidArgument(f"device {info.name!r}, {what}: expected a text, got an empty one")
@@ -164,6 +167,7 @@ def check_cache_files(cache: CacheFiles, counts: CacheFileCounts | None = None) 
     Raises:
         InvalidArgument: Too many files or another number than wanted, a descriptor that is not open, or a token of wrong length.
     """
+    check_field_types(cache, CacheFiles, "cache")
     if len(cache.token) != CACHE_TOKEN_BYTES:
         raise InvalidArgument(f"cache token: expected {CACHE_TOKEN_BYTES} bytes, got {len(cache.token)}")
     for what, files, wanted in (
@@ -181,6 +185,18 @@ def check_cache_files(cache: CacheFiles, counts: CacheFileCounts | None = None) 
                 raise InvalidArgument(
                     f"{what} cache file {index}: expected an open descriptor, got {fd}"
                 ) from e
+
+
+def check_allocation(description: object, models: object, input_roles: object, output_roles: object) -> None:
+    """Checks the types of what a device memory is described by.
+
+    Raises:
+        InvalidArgument: The description or a role is of another type, or holds a value of another type.
+    """
+    check_field_types(description, BufferDesc, "allocate, description")
+    check_field_types(models, Sequence[object], "allocate, models")
+    check_field_types(input_roles, Sequence[BufferRole], "allocate, input roles")
+    check_field_types(output_roles, Sequence[BufferRole], "allocate, output roles")
 
 
 def check_buffer_roles(

@@ -41,6 +41,7 @@ from aionn.hal import (
 from aionn.hal.pieces import between_pieces
 from aionn.ops import validate_operation
 from aionn.validation.control_flow import check_acyclic, check_control_flow
+from aionn.validation.field_types import check_field_types
 from aionn.validation.names import is_extension_name
 
 __all__ = ["EXTENSION_PREFIX_MAX", "SIZE_BYTES_MAX", "validate_model"]
@@ -95,9 +96,12 @@ def validate_model(model: Model) -> int:
         The lowest feature level that can express it, from 1 to 8.
 
     Raises:
-        InvalidModel: A rule is broken; the message begins with the place, such as ``subgraph 0, operation 4 (CONV_2D), input 1``.
+        InvalidArgument: It is not a model.
+        InvalidModel: A rule is broken, or a field holds a value of another type; the message begins with the place, such as
+            ``subgraph 0, operation 4 (CONV_2D), input 1``.
             Subgraph 0 is the main one, subgraph ``i + 1`` is ``model.referenced[i]``.
     """
+    check_field_types(model, Model, "model")
     level = max(_check_pools(model), _check_extension_names(model.extension_name_to_prefix))
     if model.relax_computation_float32_to_float16:
         level = max(level, 2)

@@ -33,10 +33,12 @@ from aionn.hal import (
     is_scalar_type,
     operand_size_bytes,
 )
+from aionn.validation.field_types import check_field_types
 
 __all__ = ["check_memory_identifiers", "validate_request"]
 
 _NUMBER_MAX = 2**32 - 1
+_WHOLE = frozenset({int})
 
 
 def validate_request(
@@ -91,9 +93,14 @@ def check_memory_identifiers(request: Request, identifiers: Sequence[int]) -> No
     Raises:
         InvalidArgument: A number too many or too few, below -1, or one for a device memory.
     """
-    if len(identifiers) != len(request.pools) or any(i < -1 for i in identifiers):
+    try:
+        count = len(request.pools)
+    except (AttributeError, TypeError):
+        check_field_types(request, Request, "request")
+        raise
+    if len(identifiers) != count or any(i < -1 for i in identifiers):
         raise InvalidArgument(
-            f"burst: expected {len(request.pools)} memory identifiers of at least -1, got {list(identifiers)}"
+            f"burst: expected {count} memory identifiers of at least -1, got {list(identifiers)}"
         )
     for pool, identifier in zip(request.pools, identifiers, strict=True):
         if isinstance(pool, BufferToken) and identifier != -1:
@@ -131,6 +138,8 @@ def _check_argument(
     """Checks one argument but for whether its shape must be known; returns the shape, None for one that is left out."""
     location, dimensions = argument.location, argument.dimensions
     numbers = (location.pool_index, location.offset, location.length, location.padding, *dimensions)
+    if not _WHOLE.issuperset(map(type, numbers)):
+        check_field_types(argument, RequestArgument, where)
     if min(numbers) < 0 or max(numbers) > _NUMBER_MAX:
         _refuse(where, "numbers", f"0 to {_NUMBER_MAX}", f"{location}, dimensions {list(dimensions)}")
     if argument.has_no_value:

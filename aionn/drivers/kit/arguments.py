@@ -41,7 +41,7 @@ from aionn.hal import (
     operand_dtype,
     operand_size_bytes,
 )
-from aionn.validation import validate_request
+from aionn.validation import check_field_types, validate_request
 
 __all__ = [
     "Arguments",
@@ -326,12 +326,17 @@ def bind(
             meant for this use, or an image is not the operand's tensor.
         GeneralFailure: A pool is of a kind that this driver cannot use, or a device memory is uninitialised.
     """
-    for index, pool in enumerate(request.pools):
-        if isinstance(pool, Memory) and pool.kind == MemoryKind.HARDWARE_BUFFER and not takes_images:
-            raise GeneralFailure(f"request, pool {index}: this driver takes no images")
-        if isinstance(pool, BufferToken) and memories is None:
-            raise GeneralFailure(f"request, pool {index}: this driver has no device memories")
-    shapes = validate_request(model, request, allow_unspecified_outputs=allow_unspecified_outputs)
+    try:
+        for index, pool in enumerate(request.pools):
+            if isinstance(pool, Memory) and pool.kind == MemoryKind.HARDWARE_BUFFER and not takes_images:
+                raise GeneralFailure(f"request, pool {index}: this driver takes no images")
+            if isinstance(pool, BufferToken) and memories is None:
+                raise GeneralFailure(f"request, pool {index}: this driver has no device memories")
+        shapes = validate_request(model, request, allow_unspecified_outputs=allow_unspecified_outputs)
+    except (AttributeError, TypeError, ValueError):
+        # Looked at now alone, since every execution comes here.
+        check_field_types(request, Request, "request")
+        raise
     main = model.main
     found = _memories_of(request, memories)
     types = extension_types or {}

@@ -47,7 +47,7 @@ from aionn.hal import (
     check_fences,
     operation_type_name,
 )
-from aionn.validation import check_buffer_roles, check_cache_files, validate_model
+from aionn.validation import check_allocation, check_buffer_roles, check_cache_files, validate_model
 from fences import FenceStatus, SyncFence
 
 __all__ = ["CheckedDevice", "CheckedPreparedModel"]
@@ -328,6 +328,7 @@ class CheckedDevice(abc.ABC):
         output_roles: Sequence[BufferRole],
     ) -> Buffer:
         """See ``Device``."""
+        check_allocation(description, prepared_models, input_roles, output_roles)
         prepared = [self._own(index, p) for index, p in enumerate(prepared_models)]
         identities = [p.identity for p in prepared]
         operand = check_buffer_roles(

@@ -60,7 +60,7 @@ from aionn.runtime.placement.levels import expressed_at, expressible_part, opera
 from aionn.runtime.placement.partition import Candidate, Step, may_be_chosen, step_model
 from aionn.runtime.placement.plan import Placement, Plan
 from aionn.runtime.recovery.prepared import Recoverer
-from aionn.validation import validate_model
+from aionn.validation import check_field_types, validate_model
 
 __all__ = [
     "LoadedModel",
@@ -126,14 +126,15 @@ async def load_model(
     """A model as it is, or from a .tflite or .onnx file.
 
     Raises:
-        InvalidArgument: The file cannot be read, or is not a model; or the model's inputs or outputs are not its own; or the
-            options are not for such a model.
+        InvalidArgument: The file cannot be read, or is not a model; a field of the model holds a value of another type; the
+            model's inputs or outputs are not its own; or the options are not for such a model.
     """
     if isinstance(model, Model):
         if options.names:
             raise InvalidArgument(
                 f"model: expected the path of an .onnx file with the option {options.names[0]}, got a Model"
             )
+        await _on_thread(lambda: check_field_types(model, Model, "model"), "checking a model")
         main = model.main
         try:
             inputs = tuple(tensor_spec(operand, f"input{i}") for i, operand in enumerate(main.inputs))

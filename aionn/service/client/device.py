@@ -70,7 +70,7 @@ from aionn.service.wire.protocol import (
     SupportedOperationsReply,
 )
 from aionn.service.wire.scheduling_messages import GetThreads, JoinScheduling, ThreadsReply
-from aionn.validation import check_device_info
+from aionn.validation import check_allocation, check_device_info, check_field_types
 
 __all__ = ["RemoteDevice"]
 
@@ -342,6 +342,7 @@ class RemoteDevice:
         on_wire = None
         if cache is not None:
             try:
+                check_field_types(cache, CacheFiles, "cache")
                 on_wire = CacheOnWire.of(cache)
             except InvalidArgument:
                 pass  # Invalid cache arguments never fail a preparation: nothing is cached then.
@@ -354,6 +355,7 @@ class RemoteDevice:
         self, cache: CacheFiles, *, priority: Priority = Priority.MEDIUM, deadline_ns: int | None = None
     ) -> PreparedModel:
         """See ``Device``."""
+        check_field_types(cache, CacheFiles, "cache")
         if len(cache.token) != CACHE_TOKEN_BYTES:
             raise InvalidArgument(
                 f"prepare_model_from_cache: expected a token of {CACHE_TOKEN_BYTES} bytes, got {len(cache.token)}"
@@ -372,6 +374,7 @@ class RemoteDevice:
         output_roles: Sequence[BufferRole],
     ) -> Buffer:
         """See ``Device``."""
+        check_allocation(description, prepared_models, input_roles, output_roles)
         connection = await self._connected()
         handles = []
         for index, prepared in enumerate(prepared_models):

@@ -59,6 +59,7 @@ from aionn.service.wire.protocol import (
 )
 from aionn.service.wire.repetition import Compute, ComputeFenced, CreateExecution, CreateExecutionReply
 from aionn.service.wire.sizes import FENCES_MAX
+from aionn.validation import check_field_types
 from fences import FenceStatus, SyncFence, merge
 
 __all__ = ["RemoteBuffer", "RemoteExecution", "RemoteLaunch", "RemotePreparedModel"]
@@ -151,7 +152,12 @@ class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
             raise InvalidArgument("execution: the prepared model is closed")
 
     def _on_wire(self, request: Request) -> RequestOnWire:
-        return RequestOnWire.of(request, self.connection.identifiers.on_wire)
+        try:
+            return RequestOnWire.of(request, self.connection.identifiers.on_wire)
+        except (AttributeError, TypeError, ValueError):
+            # Looked at now alone, since every execution comes here. The driver process names what it cannot decode.
+            check_field_types(request, Request, "request")
+            raise
 
     def launch(
         self,

@@ -15,7 +15,7 @@ Invariants:
 5. Descriptors that come with a message are closed when it was handled or refused.
 6. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
    cannot be used with GENERAL_FAILURE, and the connection continues; one that was cut off for another reason, or is not a message,
-   ends the connection.
+   ends the connection. A call with values of wrong types is answered with INVALID_ARGUMENT: an application chose them.
 7. No descriptor that the peer sends, read or not, makes a closing wait.
 """
 
@@ -87,7 +87,7 @@ from aionn.service.wire.received import (
     have_strange_sockets,
     no_descriptor_is_left,
 )
-from aionn.service.wire.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
+from aionn.service.wire.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, WrongTypes, shortened
 from aionn.service.worker_turns import WorkerTurns
 from fences import SyncFence
 
@@ -250,6 +250,12 @@ class Channel:
                     self.close(f"a message of {self._peer_name} cannot be taken: {e}")
                     return
                 message, size_bytes = failed, 0
+            except WrongTypes as e:
+                answer = answer_to(payload, Failed(e.status, shortened(str(e))))
+                if not isinstance(answer, Refusal):
+                    self.close(f"{self._peer_name} sent an invalid message: {shortened(str(e))}")
+                    return
+                message, size_bytes = answer, 0
             except Error as e:
                 self.close(f"{self._peer_name} sent an invalid message: {shortened(str(e))}")
                 return

@@ -22,7 +22,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.errors import GeneralFailure, InvalidArgument, InvalidModel
 from aionn.hal import Memory, Model, Operand, Operation, Subgraph
 from aionn.service.wire.sizes import array_length, check_large, kind_of, read_envelope, shortened
 
@@ -171,10 +171,13 @@ def check_answered(payload: bytes, stands_for: InMemory | None, answered: Set[st
 
 def is_large_model(model: Model) -> bool:
     """Whether a model has to travel in parts, as far as that can be known without encoding it."""
-    return (
-        len(model.operand_values) > VALUES_INLINE_BYTES_MAX
-        or len(model.main.operands) + len(model.main.operations) > ELEMENTS_INLINE_MAX
-    )
+    try:
+        return (
+            len(model.operand_values) > VALUES_INLINE_BYTES_MAX
+            or len(model.main.operands) + len(model.main.operations) > ELEMENTS_INLINE_MAX
+        )
+    except (AttributeError, TypeError):
+        return False  # Its fields are not those of a model: encoding it names them.
 
 
 def without_contents(model: Model) -> Model:
@@ -198,10 +201,17 @@ def _model_parts(model: Model) -> Iterator[bytes]:
     for subgraph in subgraphs:
         yield from _chunks(_OPERANDS, subgraph.operands)
         yield from _chunks(_OPERATIONS, subgraph.operations)
-        indexes = _ENCODER.encode((subgraph.input_indexes, subgraph.output_indexes))
+        indexes = _encoded((subgraph.input_indexes, subgraph.output_indexes))
         if len(indexes) > PART_BYTES_MAX:
             raise InvalidArgument("model: its lists of inputs and outputs are too long to be sent")
         yield _part(_INDEXES, indexes)
+
+
+def _encoded(element: object) -> bytes:
+    try:
+        return _ENCODER.encode(element)
+    except OverflowError as e:
+        raise InvalidModel(f"model: expected whole numbers of 64 bits: {e}") from e
 
 
 def _part(which: int, encoded: bytes) -> bytes:
@@ -216,7 +226,7 @@ def _chunks(which: int, elements: Iterable[Operand | Operation]) -> Iterator[byt
         return _part(which, b"\xdd" + len(chunk).to_bytes(4, "big") + b"".join(chunk))
 
     for element in elements:
-        encoded = _ENCODER.encode(element)
+        encoded = _encoded(element)
         if len(encoded) > ELEMENT_BYTES_MAX - 5:
             raise InvalidArgument(
                 f"model: expected operands of at most {ELEMENT_BYTES_MAX} bytes, got {len(encoded)}"

@@ -67,9 +67,11 @@ from aionn.service.wire.sizes import (
     INLINE_BYTES_MAX,
     MODEL_INLINE_BYTES_MAX,
     MODEL_KINDS,
+    WrongTypes,
     check_inline,
     read_envelope,
 )
+from aionn.validation import check_field_types
 from fences import FenceState, NotAFenceError, SyncFence
 
 __all__ = [
@@ -100,8 +102,6 @@ DESCRIPTORS_WITH_MESSAGE_MAX = 240
 
 DESCRIPTORS_MAX = DESCRIPTORS_WITH_MESSAGE_MAX + 1
 """The same, and the memory of a message that is not inline."""
-
-
 _T = TypeVar("_T")
 
 
@@ -161,9 +161,7 @@ class PrepareModelFromCache(msgspec.Struct, frozen=True, tag=True):
 
 
 class PrepareModelReply(msgspec.Struct, frozen=True, tag=True):
-    """The handle of the prepared model; handles are never used again. And the duration of an execution, if the driver declares
-    it.
-    """
+    """The handle of the prepared model, never used again, and the duration of an execution, if the driver declares it."""
 
     prepared: int
     expected_duration_ns: int | None = None
@@ -411,10 +409,12 @@ def encode(message: Message) -> tuple[bytes, list[int], list[Any]]:
         The bytes; the descriptors to send beside them; objects to keep until they are sent, which then may be dropped.
 
     Raises:
-        InvalidArgument: The message needs too many descriptors or is too large.
+        InvalidArgument: The message needs too many descriptors or is too large, or holds values of wrong types.
         ResourceExhausted: No descriptor or no memory is left for it.
     """
     model = _model_of(message)
+    if model is not None:
+        check_field_types(model, Model, "model")
     is_large = model is not None and is_large_model(model)
     payload, fds, keep = _encode(message, model if is_large else None)
     if not is_large and len(payload) <= (INLINE_BYTES_MAX if model is None else MODEL_INLINE_BYTES_MAX):
@@ -589,7 +589,8 @@ def _decode_message(payload: bytes, decode_hook: Callable[[type, Any], Any]) -> 
     except (GeneralFailure, ResourceExhausted):
         raise
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, NotAFenceError) as e:
-        raise InvalidArgument(f"message: {e}") from e
+        has_wrong_types = isinstance(e, msgspec.ValidationError) and e.__cause__ is None
+        raise (WrongTypes if has_wrong_types else InvalidArgument)(f"message: {e}") from e
     except OSError as e:
         raise ResourceExhausted(f"message: a descriptor cannot be kept: {e.strerror}", transient=True) from e
     return message

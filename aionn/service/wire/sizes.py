@@ -24,6 +24,7 @@ __all__ = [
     "MODEL_KINDS",
     "SMALL_BYTES_MAX",
     "TEXT_CHARACTERS_MAX",
+    "WrongTypes",
     "array_length",
     "check_inline",
     "check_large",
@@ -99,6 +100,10 @@ def kind_of(payload: bytes) -> str:
     if found is None:
         raise InvalidArgument("message: its kind cannot be read")
     return found[1].decode()
+
+
+class WrongTypes(InvalidArgument):
+    """A message whose values are not of the types that its kind has; the rest of it is in order."""
 
 
 def check_inline(payload: bytes) -> None:

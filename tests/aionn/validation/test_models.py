@@ -39,7 +39,7 @@ def test_legal_models_have_the_least_level(plain, quantized, branching, looping)
 OPERAND_BREACHES = [
     ({"type": 99}, "operand 0 (0x63), type: expected a type of the spec, got 99"),
     ({"type": 0x10001}, "type: expected a prefix of the model's extensions [], got 1"),
-    ({"lifetime": 7}, "lifetime: expected a lifetime of the spec, got 7"),
+    ({"lifetime": 7}, "operands[0].lifetime: expected OperandLifeTime, got int 7"),
     ({"lifetime": Life.SUBGRAPH}, "lifetime: expected another than SUBGRAPH, got SUBGRAPH"),
     ({"dimensions": (2, -1)}, "dimensions: expected extents from 0 to 4294967295, got [2, -1]"),
     ({"dimensions": (2**32,)}, "dimensions: expected extents from 0 to 4294967295"),
@@ -401,7 +401,10 @@ def test_long_chain_of_references_needs_no_deep_stack(models):
 
 
 def test_model_pool_of_opaque_buffers_holds_no_constants(plain):
-    class Opaque:
+    class Opaque(Memory):
+        def __init__(self) -> None:
+            pass
+
         kind = MemoryKind.HARDWARE_BUFFER
         size_bytes = 160
         is_closed = False
@@ -415,7 +418,10 @@ def test_model_pool_of_opaque_buffers_holds_no_constants(plain):
 
 @pytest.mark.parametrize("size_bytes", [0, -1])
 def test_pool_without_bytes_is_refused(plain, size_bytes):
-    class Empty:
+    class Empty(Memory):
+        def __init__(self) -> None:
+            pass
+
         kind = MemoryKind.ASHMEM
         is_closed = False
 
