@@ -28,15 +28,23 @@ Invariants:
    ``release``): a number closed while an epoll still has it would be reported without end, or come back as another file.
 
 A holder of a duplicate that is hostile can take the packet or shut the socket down; others then see a failure, never a false
-signal, since only the exporting end can send.
+signal, since only the exporting end can send. It can set SO_PEEK_OFF, which belongs to the socket: no look at it gives the packet
+then, and the number of its bytes decides. And it can read into memory whose page fault waits, such as that of a file system of
+its own: the kernel copies under a lock of the socket, so each reader waits as long within the kernel, whatever its flags are.
+Hence a process that does not trust other holders never reads the packet, and asks for the number of its bytes
+(``reads_record``).
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import select
 import socket
 import stat
 import sys
+import termios
 import threading
 import warnings
 import weakref
@@ -44,6 +52,7 @@ from collections.abc import Callable
 
 from fences.state import (
     RECORD_BYTES_MAX,
+    SIGNALLED_RECORD_BYTES,
     Failure,
     NotAFenceError,
     Outcome,
@@ -61,6 +70,8 @@ _SEND = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 _SHORT_BYTES = 64
 """Longer than any record of a signalled fence."""
 
+_ENDED = "ended without finishing its fence: it died or dropped it"
+
 _lock = threading.RLock()  # Reentrant: `Port.__del__` may run in the middle of anything, here too.
 _exporting: weakref.WeakSet[Port] = weakref.WeakSet()
 
@@ -70,6 +81,7 @@ class Port:
 
     Attributes:
         name: The abstract name: identifies the fence in whatever process and through whatever duplicate.
+        reads_record: Whether it reads the record. If not, a time is that of looking, and a failure has no text.
         handed_out: The number was given to the caller by ``fileno``, so only ``close`` may end it.
     """
 
@@ -82,9 +94,16 @@ class Port:
         "_unsent",
         "handed_out",
         "name",
+        "reads_record",
     )
 
-    def __init__(self, importing: socket.socket, sending: socket.socket | None, name: bytes) -> None:
+    def __init__(
+        self,
+        importing: socket.socket,
+        sending: socket.socket | None,
+        name: bytes,
+        reads_record: bool = True,
+    ) -> None:
         self._importing: socket.socket | None = importing
         self._sending = sending
         self._unsent = True
@@ -92,6 +111,7 @@ class Port:
         self._closing = False
         self.handed_out = False
         self.name = name
+        self.reads_record = reads_record
 
     @property
     def imported(self) -> bool:
@@ -143,15 +163,29 @@ class Port:
         if importing is None:
             return None
         try:
-            record = importing.recv(_SHORT_BYTES, _PEEK)
-            if len(record) == _SHORT_BYTES:  # There may be more of it.
-                record = importing.recv(RECORD_BYTES_MAX + 1, _PEEK)
-        except (BlockingIOError, InterruptedError):
-            return None
+            number = importing.fileno()
+            if number < 0:  # Another thread has just closed it.
+                return Failure(self.origin(), OSError(errno.EBADF, os.strerror(errno.EBADF)), clock())
+            poll = select.poll()
+            poll.register(number, select.POLLIN)
+            if not poll.poll(0):
+                return None
+            if self.reads_record:
+                try:
+                    record = importing.recv(_SHORT_BYTES, _PEEK)
+                    if len(record) == _SHORT_BYTES:  # There may be more of it.
+                        record = importing.recv(RECORD_BYTES_MAX + 1, _PEEK)
+                    if record:
+                        return self._outcome_of(record, clock)
+                except BlockingIOError:
+                    pass
+            # Readable with nothing to read: its exporter has ended, the packet was taken, or SO_PEEK_OFF is set. Taken for
+            # a pending fence, it would be readable without end.
+            return self._outcome_by_size(number, clock)
         except OSError as error:  # The number was closed behind our back, or the socket was reset.
             return Failure(self.origin(), error, clock())
-        if not record:
-            return Failure(self.origin(), "ended without finishing its fence: it died or dropped it", clock())
+
+    def _outcome_of(self, record: bytes, clock: Callable[[], int]) -> Outcome:
         try:
             outcome = decode(record)
         except NotAFenceError as error:
@@ -160,6 +194,14 @@ class Port:
             # It can never be taken back, so a reader that took it for pending would be woken without end.
             return Failure(self.origin(), "sent a record with the status pending", clock())
         return outcome
+
+    def _outcome_by_size(self, number: int, clock: Callable[[], int]) -> Outcome:
+        # This ioctl takes the lock of the queue alone, under which nothing is copied. It counts the bytes of all packets.
+        waiting = fcntl.ioctl(number, termios.FIONREAD, bytes(4))
+        size_bytes = int.from_bytes(waiting, sys.byteorder)
+        if size_bytes == SIGNALLED_RECORD_BYTES:
+            return clock()
+        return Failure(self.origin(), "failed, and its record is not read" if size_bytes else _ENDED, clock())
 
     def origin(self) -> str:
         """Names the process that made the pair, which the kernel remembers, for failures that carry no name."""
@@ -258,8 +300,12 @@ def create_port() -> Port:
     return port
 
 
-def import_port(fd: int) -> Port:
+def import_port(fd: int, *, reads_record: bool = True) -> Port:
     """A port over a duplicate of a descriptor received from elsewhere; ``fd`` stays the caller's.
+
+    Args:
+        fd: The importing end of a fence.
+        reads_record: Whether the record is read; False where other holders of duplicates are not trusted.
 
     Raises:
         TypeError: ``fd`` is not an int.
@@ -289,7 +335,7 @@ def import_port(fd: int) -> Port:
             raise NotAFenceError(
                 f"descriptor {fd}: expected the socket of a fence, got another socket ({name!r})"
             )
-        return Port(importing, None, name)
+        return Port(importing, None, name, reads_record)
     except BaseException:
         importing.close()
         raise

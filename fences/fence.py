@@ -92,20 +92,29 @@ class SyncFence:
         return fence
 
     @classmethod
-    def from_fd(cls, fd: int, name: str | None = None) -> SyncFence:
+    def from_fd(cls, fd: int, name: str | None = None, *, reads_record: bool = True) -> SyncFence:
         """A fence over a duplicate of a descriptor that another process exported; ``fd`` stays the caller's.
+
+        Args:
+            fd: The descriptor.
+            name: How errors name the fence here; None for a name of its own.
+            reads_record: Whether its record is read: when it was signalled, or why it has failed. False where another holder of a
+                duplicate is not trusted: it can delay each reader in the kernel (``fences.descriptor``). Then the time is that
+                of looking, and the error of a failure has no text of its cause.
 
         Raises:
             NotAFenceError: ``fd`` is something else: a file, a directory, an eventfd, another socket.
             OSError: EBADF if ``fd`` is closed, EMFILE if no descriptor is free; nothing is left open.
         """
         fence = SyncFence(name)
-        fence._port = import_port(fd)
+        fence._port = import_port(fd, reads_record=reads_record)
         fence._poll_descriptor()
         return fence
 
     @classmethod
-    def from_state(cls, state: FenceState, fd: int | None, name: str | None = None) -> SyncFence:
+    def from_state(
+        cls, state: FenceState, fd: int | None, name: str | None = None, *, reads_record: bool = True
+    ) -> SyncFence:
         """The other side of :meth:`export`: a fence from a record and, if its status is pending, a descriptor, which the caller
         keeps.
 
@@ -117,7 +126,7 @@ class SyncFence:
         if outcome is None:
             if fd is None:
                 raise NotAFenceError("fence record: pending, but no descriptor came with it")
-            return cls.from_fd(fd, name)
+            return cls.from_fd(fd, name, reads_record=reads_record)
         return SyncFence.finished(outcome, name)
 
     # State

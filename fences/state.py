@@ -154,6 +154,9 @@ class FenceState(msgspec.Struct, frozen=True, array_like=True):
 PENDING_STATE = FenceState(RECORD_VERSION, FenceStatus.PENDING.value, 0)
 
 _HEAD = struct.Struct("<BBQ")  # Version, status, time.
+
+SIGNALLED_RECORD_BYTES = _HEAD.size
+"""Size of the record of a signalled fence; that of a failure has texts, so it is longer."""
 _encode_texts = msgspec.msgpack.Encoder().encode
 _decode_texts = msgspec.msgpack.Decoder(tuple[str, str, str]).decode
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import socket
@@ -10,6 +11,7 @@ import struct
 import pytest
 
 from fences import (
+    FenceError,
     FenceStatus,
     NotAFenceError,
     SyncFence,
@@ -18,6 +20,9 @@ from fences.descriptor import NAME_PREFIX
 from fences.state import RECORD_BYTES_MAX, TEXT_CHARACTERS_MAX, TIME_NS_MAX, Failure, decode, encode
 
 HEAD = struct.Struct("<BBQ")
+
+SO_PEEK_OFF = 42
+"""Of Linux; the socket module does not name it."""
 
 
 def readable(fd, timeout_s=0):
@@ -115,6 +120,66 @@ def test_malformed_record_reads_as_a_failure(packet):
         fence = SyncFence.from_fd(importing.fileno())
         assert fence.status is FenceStatus.FAILED
         fence.close()
+
+
+READINGS = pytest.mark.parametrize("reads_record", [True, False], ids=["read", "not_read"])
+
+
+@pytest.mark.parametrize(
+    ("packets", "status"),
+    [
+        ([], FenceStatus.FAILED),
+        ([b""], FenceStatus.FAILED),
+        ([HEAD.pack(1, 1, 5)], FenceStatus.SIGNALLED),
+        ([HEAD.pack(1, 1, 5) + b"\0"], FenceStatus.FAILED),
+        ([HEAD.pack(1, 1, 5)] * 2, FenceStatus.FAILED),
+        ([HEAD.pack(1, 2, 5) + b"\x93\xa0\xa0\xa0"], FenceStatus.FAILED),
+    ],
+)
+def test_record_that_is_not_read_decides_by_its_size(packets, status, monkeypatch):
+    """The kernel copies a packet under a lock of the socket, which another holder can keep as long as it likes."""
+    with hand_made(*packets) as importing:
+        fence = SyncFence.from_fd(importing.fileno(), reads_record=False)
+        for name in ("recv", "recv_into", "recvfrom", "recvmsg"):
+            monkeypatch.setattr(socket.socket, name, None)
+        assert fence.status is status
+        fence.close()
+
+
+@READINGS
+@pytest.mark.parametrize("end", ["signal", "fail", "close"])
+async def test_holder_that_moves_the_start_of_peeking_stops_no_importer(end, reads_record):
+    """SO_PEEK_OFF belongs to the socket: past the packet, it is readable without end, and no look at it gives anything."""
+    fence = SyncFence()
+    imported = SyncFence.from_fd(fence.fileno(), reads_record=reads_record)
+    with socket.socket(fileno=fence.duplicate()) as vandal:
+        vandal.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, 1000)
+        assert imported.status is FenceStatus.PENDING
+
+        async def wait():
+            await imported
+
+        waiting = asyncio.ensure_future(wait())
+        await asyncio.sleep(0)
+        if end == "signal":
+            fence.signal()
+        elif end == "fail":
+            fence.fail(ValueError("it broke"))
+        else:
+            fence.close()
+        async with asyncio.timeout(20):
+            if end == "signal":
+                await waiting
+            else:
+                with pytest.raises(FenceError):
+                    await waiting
+        with hand_made(b"") as empty:
+            empty.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, 1000)
+            other = SyncFence.from_fd(empty.fileno(), reads_record=reads_record)
+            assert other.status is FenceStatus.FAILED
+            other.close()
+    imported.close()
+    fence.close()
 
 
 def test_record_taken_away_by_another_holder_reads_as_a_failure_never_as_a_signal():

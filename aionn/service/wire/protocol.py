@@ -1,4 +1,4 @@
-"""The messages of runtime and driver process, as bytes and descriptors.
+"""The messages of runtime and driver process, as bytes and descriptors; they mirror the driver contract (``aionn.hal.device``).
 
 Owns the messages, their MessagePack form, how memories and fences travel (an index into the descriptors sent beside the message),
 and the limits. No I/O.
@@ -8,12 +8,11 @@ Invariants:
 2. Decoding never keeps a descriptor: what is kept is duplicated, once each, and the caller closes all that it received.
 3. A peer's messages are checked by size before they are decoded (``sizes``), by type and range here, and by meaning where it is
    used.
-
-Messages mirror the driver contract (``aionn.hal.device``).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
@@ -484,7 +483,7 @@ def decode(
     Args:
         payload: The datagram.
         fds: What came with it.
-        sealed_only: Refuses files that the peer can shorten while they are used, which would end this process.
+        sealed_only: Refuses files that the peer can shorten, which would end this process; reads no record of its fences.
         account: The peer's, which memories, fences and files are counted in until they are dropped; None counts nothing.
 
     Raises:
@@ -561,9 +560,11 @@ def _decode(payload: bytes, fds: Sequence[int], sealed_only: bool, account: Acco
             if len(imported) == FENCES_MAX:
                 raise InvalidArgument(f"message: expected at most {FENCES_MAX} fences, got more")
             index, state = value
-            record = msgspec.convert(state, FenceState)
             fd = None if index is None else take(index)
-            imported.append(receive(lambda: SyncFence.from_state(record, fd), int(fd is not None)))
+            make = functools.partial(
+                SyncFence.from_state, msgspec.convert(state, FenceState), fd, reads_record=not sealed_only
+            )
+            imported.append(receive(make, int(fd is not None)))
             return imported[-1]
         if kind is FileHandle:
             fd = take(value)

@@ -217,6 +217,18 @@ def mutated(rng: random.Random, payload: bytes, others: list[bytes]) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.parametrize("sealed_only", [True, False])
+def test_record_of_a_strangers_fence_is_not_read(sealed_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SyncFence("stranger's") as fence:
+        payload, fds, _ = encode(Call(0, ComputeFenced(3, (fence,), None, None)))
+        message = decode(payload, fds, sealed_only=sealed_only)
+        fence.fail(ValueError("why"))
+        assert isinstance(message.body, ComputeFenced)
+        (imported,) = message.body.wait_for
+        assert ("why" in str(imported.error)) != sealed_only
+        close_fences(message)
+
+
 def close_fences(message: Any) -> None:
     for fence in getattr(message.body, "wait_for", ()):
         fence.close()
