@@ -20,8 +20,6 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar, TypeVar
 
-import anyio
-import anyio.to_thread
 import numpy.typing as npt
 
 from aionn.drivers.kit import caching
@@ -47,15 +45,19 @@ from aionn.hal import (
     Priority,
     Timing,
 )
+from aionn.hal.callers import client_of_call
 from aionn.platform.loops import finish
 from aionn.scheduler.policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
+from aionn.scheduler.worker_turns import BESIDE_MAX, WorkerTurns
 from fences import SyncFence
 
 __all__ = ["AsyncDevice", "AsyncPreparedModel"]
 
 Array = npt.NDArray[Any]
 _T = TypeVar("_T")
+
+_calls = WorkerTurns("calls of a driver beside the event loop", BESIDE_MAX)
 
 
 class AsyncPreparedModel(LaunchingPreparedModel):
@@ -251,11 +253,20 @@ class AsyncDevice(CheckedDevice):
             return error
         return general_failure_of(error, self.info.name)
 
+    @staticmethod
+    async def on_thread(call: Callable[..., _T], *arguments: object) -> _T:
+        """Calls what takes long on a thread and returns what that returns; the processes of a device's clients take turns.
+
+        Raises:
+            ResourceExhausted: No thread is left, or too many calls wait.
+        """
+        return await _calls.run(client_of_call.get(), call, *arguments)
+
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
         """See ``Device``."""
         self.check_open()
         # A large model takes milliseconds to check: not on the event loop.
-        return await anyio.to_thread.run_sync(self._checked_support, model)
+        return await self.on_thread(self._checked_support, model)
 
     async def prepare_model(
         self,
@@ -272,7 +283,7 @@ class AsyncDevice(CheckedDevice):
         held = self._held(cache)
         prepared = await self._checked_prepare(model, preference, priority, deadline_ns)
         if held is not None:
-            await anyio.to_thread.run_sync(self._save, held, prepared)
+            await self.on_thread(self._save, held, prepared)
         return prepared
 
     async def _checked_prepare(
@@ -297,7 +308,7 @@ class AsyncDevice(CheckedDevice):
         _, priority = self._check_terms(ExecutionPreference.FAST_SINGLE_ANSWER, priority, deadline_ns, where)
         held = self._held_to_load(cache)
         self._check_time_left(deadline_ns, loop_now_ns(), where)
-        contents = await anyio.to_thread.run_sync(self._load, held)
+        contents = await self.on_thread(self._load, held)
         try:
             return await self.restore(contents, priority=priority, deadline_ns=deadline_ns)
         except InvalidArgument as e:
@@ -310,7 +321,7 @@ class AsyncDevice(CheckedDevice):
 
         A driver that keeps something else overrides both.
         """
-        model = await anyio.to_thread.run_sync(caching.decode_model, contents)
+        model = await self.on_thread(caching.decode_model, contents)
         return await self._checked_prepare(
             model, ExecutionPreference.FAST_SINGLE_ANSWER, priority, deadline_ns
         )

@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import anyio.to_thread
 import numpy as np
 import numpy.typing as npt
 
@@ -39,7 +38,8 @@ from aionn.hal import (
     operand_dtype,
     operand_size_bytes,
 )
-from aionn.hal.callers import account_of_call
+from aionn.hal.callers import account_of_call, client_of_call
+from aionn.scheduler.worker_turns import BESIDE_MAX, WorkerTurns
 from fmq.available import MemoryShortage, check_available
 
 __all__ = ["DeviceBuffer", "DeviceMemory", "MemoryState", "MemoryTable", "Role"]
@@ -52,6 +52,8 @@ COPY_ON_LOOP_BYTES_MAX = 1 << 20
 """Copies up to this size are made immediately: some 100 us, which is about what handing them to a thread and back costs."""
 
 EXTENT_MAX = 2**32 - 1
+
+_copies = WorkerTurns("copies of device memories", BESIDE_MAX)
 
 
 class Role(NamedTuple):
@@ -338,7 +340,7 @@ async def _copy(target: Bytes, source: Bytes) -> None:
     if source.nbytes <= COPY_ON_LOOP_BYTES_MAX:
         np.copyto(target, source)
     else:
-        await anyio.to_thread.run_sync(np.copyto, target, source)
+        await _copies.run(client_of_call.get(), np.copyto, target, source)
 
 
 class MemoryTable:

@@ -228,7 +228,7 @@ class SimulatedDevice(AsyncDevice):
             self._is_dead = False
             self.generation += 1
         # Decoding constants takes its time: not on the event loop.
-        return await anyio.to_thread.run_sync(SimulatedPreparedModel, self, model, priority)
+        return await self.on_thread(SimulatedPreparedModel, self, model, priority)
 
     async def status(self) -> DeviceStatus:
         """OFFLINE after a death, until something is prepared again."""

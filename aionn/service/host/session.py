@@ -46,6 +46,7 @@ from aionn.hal import (
 from aionn.hal.callers import Connection, account_of_call, client_of_call
 from aionn.hal.pieces import pace_of_call
 from aionn.platform.loops import finish
+from aionn.scheduler.worker_turns import WorkerTurns
 from aionn.service.host.bursts import Bursts
 from aionn.service.host.threads import HostThreads
 from aionn.service.progress import Progress
@@ -100,7 +101,6 @@ from aionn.service.wire.repetition import (
     RememberedMemories,
 )
 from aionn.service.wire.scheduling_messages import GetThreads, JoinScheduling
-from aionn.service.worker_turns import WorkerTurns
 from fences import FenceError, FenceStatus, SyncFence, first, merge
 
 __all__ = ["Session"]

@@ -44,6 +44,7 @@ from aionn.errors import (
 )
 from aionn.hal.callers import Connection
 from aionn.platform.loops import Home, is_cancelled
+from aionn.scheduler.worker_turns import WorkerTurns
 from aionn.service.wire.calls import (
     REPLY_DESCRIPTORS_MAX,
     Handled,
@@ -88,7 +89,6 @@ from aionn.service.wire.received import (
     no_descriptor_is_left,
 )
 from aionn.service.wire.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, WrongTypes, shortened
-from aionn.service.worker_turns import WorkerTurns
 from fences import SyncFence
 
 __all__ = ["Channel", "Handler"]

@@ -6,8 +6,7 @@ and the limits. No I/O.
 Invariants:
 1. One message is one datagram; one that is too large for that travels in a sealed memory whose descriptor comes first (``large``).
 2. Decoding never keeps a descriptor: what is kept is duplicated, once each, and the caller closes all that it received.
-3. A peer's messages are checked by size before they are decoded (``sizes``), by type and range here, and by meaning where it is
-   used.
+3. A peer's messages are checked by size before decoding (``sizes``), by type and range here, by meaning where they are used.
 """
 
 from __future__ import annotations

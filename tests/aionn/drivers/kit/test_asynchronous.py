@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from aionn.conformance.requests import request_for
 from aionn.conformance.suite import DeviceUnderTest
 from aionn.conformance.vts.run import VtsReport, chosen_cases, run_cases
 from aionn.drivers import registry
+from aionn.drivers.kit import asynchronous
+from aionn.drivers.simulated import driver
 from aionn.drivers.simulated.driver import SimulatedDevice, info_for
 from aionn.drivers.simulated.profiles import (
     PROFILES,
@@ -33,11 +36,14 @@ from aionn.hal import (
     Request,
     Timing,
 )
+from aionn.hal.callers import Connection, client_of_call
+from aionn.scheduler.worker_turns import BESIDE_MAX
 from aionn.testing import VirtualClock, models, run
 from aionn.validation import check_device_info
 from fences import FenceStatus, SyncFence
 
 MS = 1_000_000
+WAIT_S_MAX = 20.0
 X = np.array([1.5, 2.5, -3.5, 4.0], np.float32)
 MODEL = models.identity((4,), operations=10)
 
@@ -269,6 +275,74 @@ def test_a_driver_bug_is_a_general_failure(monkeypatch: pytest.MonkeyPatch) -> N
             await prepared.execute_synchronously(request_for(MODEL, [X]))
 
     run(main)
+
+
+async def _ask(device: SimulatedDevice) -> None:
+    assert await device.supported_operations(MODEL) == (True,) * 10
+
+
+async def _prepare(device: SimulatedDevice) -> None:
+    await (await device.prepare_model(MODEL)).aclose()
+
+
+@pytest.mark.parametrize("call", [_ask, _prepare])
+async def test_processes_take_turns_at_calls_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[SimulatedDevice], Awaitable[None]]
+) -> None:
+    device, may_end, order = device_of(), threading.Event(), list[Any]()
+    check, make = device._checked_support, driver.SimulatedPreparedModel
+
+    def halting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def halted(*arguments: Any) -> Any:
+            order.append(client_of_call.get())
+            assert may_end.wait(WAIT_S_MAX)
+            return call(*arguments)
+
+        return halted
+
+    if call is _ask:
+        monkeypatch.setattr(device, "_checked_support", halting(check))
+    else:
+        monkeypatch.setattr(driver, "SimulatedPreparedModel", halting(make))
+    flood = 40 + 8 * BESIDE_MAX
+
+    async def one(process: int, client: int) -> None:
+        client_of_call.set(Connection(process, client))
+        await call(device)
+
+    async with device, anyio.create_task_group() as tasks:
+        try:
+            for client in range(flood):
+                tasks.start_soon(one, 1, client)
+            with anyio.fail_after(WAIT_S_MAX):
+                while len(order) + asynchronous._calls.waiting_count < flood:
+                    await anyio.sleep(0.001)
+                assert len(order) == BESIDE_MAX  # One process may use all threads.
+                tasks.start_soon(one, 2, 0)
+                while asynchronous._calls.waiting_count < flood + 1 - BESIDE_MAX:
+                    await anyio.sleep(0.001)
+        finally:
+            may_end.set()
+    processes = [connection.process for connection in order]
+    assert sorted(processes) == [1] * flood + [2] and processes.index(2) <= 6 * BESIDE_MAX
+
+
+async def test_error_of_a_call_beside_the_loop_is_not_taken_for_a_shortage_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("of the call")
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")  # Python's words
+
+    async with device_of() as device:
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with pytest.raises(ResourceExhausted, match="no thread is left"):
+            await device.on_thread(fail)
+        monkeypatch.undo()
+        with pytest.raises(RuntimeError, match=r"^of the call$"):
+            await device.on_thread(fail)
 
 
 @pytest.mark.parametrize("group", ["claims", "quality_of_service"])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Sequence
 from typing import Any
 
+import anyio
 import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
 
+from aionn.drivers.kit import memories as memories_module
 from aionn.drivers.kit.memories import COPY_ON_LOOP_BYTES_MAX, MemoryTable
 from aionn.drivers.reference import MEMORY_BYTES_MAX, ReferenceDevice
 from aionn.errors import (
@@ -32,11 +35,14 @@ from aionn.hal import (
     Request,
     Timing,
 )
+from aionn.hal.callers import Connection, client_of_call
+from aionn.scheduler.worker_turns import BESIDE_MAX
 from fences import SyncFence
 from fmq.available import CHECKED_BYTES_MIN, Available
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 SIZE = A.nbytes
+WAIT_S_MAX = 20.0
 INPUT, OUTPUT = [BufferRole(0, 0)], [BufferRole(0, 0)]
 
 
@@ -467,3 +473,39 @@ async def test_freed_memory_does_not_crash_what_still_uses_it(reference: Referen
     gate.signal()
     prepared.run_bound(arguments, measure=False, deadline_ns=None, loop_timeout_ns=None)
     assert reference.memories.used_bytes == 0
+
+
+async def test_processes_take_turns_at_large_copies_whatever_their_number_of_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy, may_end = np.copyto, threading.Event()
+    order: list[int] = []
+
+    def halting(target: np.ndarray, source: np.ndarray) -> None:
+        order.append(int(source[0]))
+        assert may_end.wait(WAIT_S_MAX)
+        copy(target, source)
+
+    monkeypatch.setattr(np, "copyto", halting)
+    flood = 40 + 3 * BESIDE_MAX
+    sources = [np.full(COPY_ON_LOOP_BYTES_MAX + 1, process, np.uint8) for process in (1, 2)]
+    target = np.zeros_like(sources[0])
+
+    async def one(process: int, client: int) -> None:
+        client_of_call.set(Connection(process, client))
+        await memories_module._copy(target, sources[process - 1])
+
+    async with anyio.create_task_group() as tasks:
+        try:
+            for client in range(flood):
+                tasks.start_soon(one, 1, client)
+            with anyio.fail_after(WAIT_S_MAX):
+                while len(order) + memories_module._copies.waiting_count < flood:
+                    await anyio.sleep(0.001)
+                assert len(order) == BESIDE_MAX  # One process may use all threads.
+                tasks.start_soon(one, 2, 0)
+                while memories_module._copies.waiting_count < flood + 1 - BESIDE_MAX:
+                    await anyio.sleep(0.001)
+        finally:
+            may_end.set()
+    assert sorted(order) == [1] * flood + [2] and order.index(2) <= 3 * BESIDE_MAX

@@ -11,8 +11,9 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 import anyio
@@ -21,11 +22,14 @@ import anyio.to_thread
 
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
-from aionn.hal.callers import Connection
 from aionn.scheduler.plain import PlainPolicy
 from aionn.scheduler.shared_slots import ClientJob, SharedSlots
 
-__all__ = ["WorkerTurns"]
+__all__ = ["BESIDE_MAX", "WorkerTurns"]
+
+BESIDE_MAX = min(40, max(4, len(os.sched_getaffinity(0))))
+"""Calls of drivers beside a loop, where each process may use all threads: more than cores finish none earlier, and those of other
+processes wait for them. Four where there are fewer cores, so that a short call does not wait for each long one."""
 
 _R = TypeVar("_R")
 
@@ -35,7 +39,7 @@ class _Call(ClientJob):
 
     __slots__ = ("started",)
 
-    def __init__(self, owner: Connection) -> None:
+    def __init__(self, owner: Hashable) -> None:
         super().__init__(Priority.MEDIUM, None, owner=owner)
         self.started = anyio.Event()
 
@@ -70,19 +74,32 @@ class WorkerTurns:
         """Number of calls that wait in this event loop."""
         return self._threads().slots.waiting_count
 
-    async def run(self, owner: Connection, call: Callable[..., _R], *arguments: object) -> _R:
+    async def run(self, owner: Hashable, call: Callable[..., _R], *arguments: object) -> _R:
         """Calls on a thread when the owner's turn comes, and returns what that returns. Cancelled before, it never calls; cancelled
         later, it continues to the end of the call, which may use what others would close.
+
+        Args:
+            owner: The client, or its ``Connection``; None where there is but one.
+            call: What to call.
+            arguments: Its arguments.
 
         Raises:
             ResourceExhausted: No thread is left, or too many calls wait.
         """
-        threads, job = self._threads(), _Call(owner)
+        threads, job, has_begun = self._threads(), _Call(owner), False
+
+        def begin() -> _R:
+            nonlocal has_begun
+            has_begun = True
+            return call(*arguments)
+
         threads.slots.enter(job)
         try:
             await job.started.wait()
-            return await anyio.to_thread.run_sync(call, *arguments, limiter=threads.limiter)
+            return await anyio.to_thread.run_sync(begin, limiter=threads.limiter)
         except RuntimeError as e:
+            if has_begun:
+                raise  # An error of the call.
             raise ResourceExhausted(f"{self._name}: no thread is left: {e}", transient=True) from e
         finally:
             threads.slots.leave(job)
