@@ -122,12 +122,17 @@ def hyperbolic_sine(x: Formula, op: Operator) -> Formula:
     # Beyond 1 that formula loses digits, so the difference is used.
     t = (x * 0.5).tanh()
     near = 2 * t / (1 - t * t)
-    far = x.exp() * 0.5 - (-x).exp() * 0.5
+    far = _half_exponential(x) - _half_exponential(-x)
     return abs(x).less(1).where(near, far, x)
 
 
 def hyperbolic_cosine(x: Formula, op: Operator) -> Formula:
-    return x.exp() * 0.5 + (-x).exp() * 0.5
+    return _half_exponential(x) + _half_exponential(-x)
+
+
+def _half_exponential(x: Formula) -> Formula:
+    """exp(x) / 2 as exp(x - 1) * (e / 2), since exp(x) overflows before its half does; from 1 on the difference is exact."""
+    return (x - 1).exp() * (math.e / 2)
 
 
 def softplus(x: Formula, op: Operator | None = None) -> Formula:
