@@ -18,7 +18,16 @@ from aionn.models.onnx.operator import Operator
 from aionn.models.onnx.tensors import RANK_MAX, Inexpressible, Order, Shape, Tensor, ordered, stored_shape
 from aionn.models.onnx.writer import GraphWriter
 
-__all__ = ["Aligned", "Formula", "activated", "aligned", "broadcast_shape", "expanded", "tiled"]
+__all__ = [
+    "Aligned",
+    "Formula",
+    "activated",
+    "aligned",
+    "broadcast_shape",
+    "broadcasts_to",
+    "expanded",
+    "tiled",
+]
 
 
 class Formula:
@@ -154,6 +163,12 @@ def broadcast_shape(op: Operator, tensors: Sequence[Tensor]) -> Shape:
         return np.broadcast_shapes(*(t.shape for t in tensors))
     except ValueError:
         op.refuse("shapes", "ones that broadcast", " and ".join(str(list(t.shape)) for t in tensors))
+
+
+def broadcasts_to(shape: Shape, whole: Shape) -> bool:
+    """Whether values of a shape can be repeated to another one: ONNX's unidirectional broadcasting."""
+    lead = len(whole) - len(shape)
+    return lead >= 0 and all(own in (1, extent) for own, extent in zip(shape, whole[lead:], strict=True))
 
 
 class Aligned:

@@ -15,7 +15,7 @@ from aionn.hal import FusedActivation, OperationType
 from aionn.models.builder import Value
 from aionn.models.onnx.formula import Formula, activated, aligned, expanded
 from aionn.models.onnx.operator import Convert, Operator
-from aionn.models.onnx.tensors import INT32, Inexpressible, Tensor, stored_shape
+from aionn.models.onnx.tensors import INT32, Inexpressible, Shape, Tensor, stored_shape
 from aionn.models.onnx.writer import GraphWriter
 
 __all__ = ["arithmetic", "cast", "clip", "compare", "composed", "direct", "divide", "logical", "modulo", "power", "prelu", "relu",
@@ -122,12 +122,17 @@ def hyperbolic_sine(x: Formula, op: Operator) -> Formula:
     # Beyond 1 that formula loses digits, so the difference is used.
     t = (x * 0.5).tanh()
     near = 2 * t / (1 - t * t)
-    far = x.exp() * 0.5 - (-x).exp() * 0.5
+    far = _half_exponential(x) - _half_exponential(-x)
     return abs(x).less(1).where(near, far, x)
 
 
 def hyperbolic_cosine(x: Formula, op: Operator) -> Formula:
-    return x.exp() * 0.5 + (-x).exp() * 0.5
+    return _half_exponential(x) + _half_exponential(-x)
+
+
+def _half_exponential(x: Formula) -> Formula:
+    """exp(x) / 2 as exp(x - 1) * (e / 2), since exp(x) overflows before its half does; from 1 on the difference is exact."""
+    return (x - 1).exp() * (math.e / 2)
 
 
 def softplus(x: Formula, op: Operator | None = None) -> Formula:
@@ -266,13 +271,16 @@ def _old_broadcast(op: Operator, tensors: list[Tensor], g: GraphWriter) -> list[
     if b.rank == 0 or b.rank >= a.rank:
         return [a, b]
     shape = b.shape + (1,) * (a.rank - op.axis(axis, a.rank) - b.rank)
-    if b.shape == shape:
-        return [a, b]
-    if b.array is not None:
-        b = g.constant(b.array.reshape(shape))
-    else:
-        b = g.tensor(g.reshaped(g.form(b), stored_shape(shape)), b.dtype, shape, limits=b.limits)
-    return [a, b]
+    return [a, _with_shape(g, b, shape)]
+
+
+def _with_shape(g: GraphWriter, x: Tensor, shape: Shape) -> Tensor:
+    """The same elements in a shape of as many elements."""
+    if x.shape == shape:
+        return x
+    if x.array is not None:
+        return g.constant(x.array.reshape(shape))
+    return g.tensor(g.reshaped(g.form(x), stored_shape(shape)), x.dtype, shape, limits=x.limits)
 
 
 def arithmetic(kind: OperationType) -> Convert:
@@ -479,10 +487,8 @@ ACTIVATIONS = {
 def prelu(g: GraphWriter, op: Operator) -> Tensor:
     x, slope = op.input(0), op.input(1)
     need_float(x)
-    if op.version < 7 and slope.rank == 1 and slope.size > 1 and x.rank > 1 and slope.array is not None:
-        slope = g.constant(
-            slope.array.reshape(slope.shape + (1,) * (x.rank - 2))
-        )  # One slope for each channel.
+    if op.version < 7 and slope.rank == 1 and slope.size > 1 and x.rank > 1:
+        slope = _with_shape(g, slope, slope.shape + (1,) * (x.rank - 2))  # One slope for each channel.
     both = aligned(g, op, [x, slope])
     if both.shape != x.shape:
         op.refuse("slope", f"a shape that broadcasts to {list(x.shape)}", list(slope.shape))

@@ -14,7 +14,7 @@ import numpy as np
 
 from aionn.hal import FusedActivation, OperationType
 from aionn.models.builder import Value
-from aionn.models.onnx.formula import Formula, activated, expanded
+from aionn.models.onnx.formula import Formula, activated, broadcasts_to, expanded
 from aionn.models.onnx.operator import Convert, Operator
 from aionn.models.onnx.tensors import RANK_MAX, Array, Inexpressible, Shape, Tensor, stored_shape
 from aionn.models.onnx.writer import GraphWriter
@@ -426,12 +426,10 @@ def gemm(g: GraphWriter, op: Operator) -> Tensor:
     if inner != depth:
         op.refuse("shapes", "matrices that fit", f"{list(a.shape)} and {list(b.shape)}")
     bias = op.input(2) if op.has(2) else None
-    result: Value | None = None
-    is_vector = bias is None or (
-        bias.array is not None
-        and bias.array.size in (1, columns)
-        and bias.shape[-1:] in ((columns,), (1,), ())
-    )
+    if bias is not None and not broadcasts_to(bias.shape, (rows, columns)):
+        op.refuse("input 2 (bias)", f"a shape that broadcasts to {[rows, columns]}", list(bias.shape))
+    # Only a bias that is the same in all rows is the vector of a FULLY_CONNECTED: a column of as many numbers is not.
+    is_vector = bias is None or (bias.array is not None and broadcasts_to(bias.shape, (1, columns)))
     if b.array is not None and is_vector and a.is_float:
         weights = b.array if turns[1] else b.array.T
         if alpha != 1:
@@ -447,7 +445,7 @@ def gemm(g: GraphWriter, op: Operator) -> Tensor:
     product = Formula(g, g.emit(OperationType.BATCH_MATMUL, [g.form(a), g.form(b), *turns]))
     product = product if alpha == 1 else product * alpha
     if bias is not None and beta != 0:
-        other = Formula(g, expanded(g, bias, (rows, columns)) if bias.rank > 2 else g.form(bias))
+        other = Formula(g, g.form(bias))
         product = product + (other if beta == 1 else other * beta)
     return g.tensor(activated(g, product.value, op.activation), a.dtype, (rows, columns))
 

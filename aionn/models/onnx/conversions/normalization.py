@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aionn.hal import OperationType
-from aionn.models.onnx.formula import Formula, activated, aligned
+from aionn.models.onnx.formula import Formula, activated, aligned, broadcasts_to, expanded
 from aionn.models.onnx.operator import Convert, Operator
 from aionn.models.onnx.tensors import RANK_MAX, Array, Inexpressible, Tensor, ordered, stored_shape
 from aionn.models.onnx.writer import GraphWriter
@@ -97,9 +97,10 @@ def _from_rows(
     for position, factor in enumerate(factors):
         if factor is None:
             continue
-        if math.prod(factor.shape) not in (1, math.prod(inner)) or factor.rank > len(inner):
-            raise Inexpressible("a scale of another shape than the normalised axes")
-        other = Formula(g, g.reshaped(g.form(factor), (factor.size,)))
+        if not broadcasts_to(factor.shape, inner):
+            raise Inexpressible("a scale that does not broadcast to the normalised axes")
+        value = g.form(factor) if factor.size == 1 else expanded(g, factor, inner)
+        other = Formula(g, g.reshaped(value, (1 if factor.size == 1 else math.prod(inner),)))
         rows = rows * other if position == 0 else rows + other
     return g.tensor(g.reshaped(rows.value, stored_shape(x.shape)), x.dtype, x.shape)
 

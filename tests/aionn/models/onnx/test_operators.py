@@ -52,6 +52,15 @@ def test_functions_of_one_value(op_type, function):
     np.testing.assert_allclose(one(op_type, {"x": x}), expected, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("op_type", "function"), [("Sinh", np.sinh), ("Cosh", np.cosh)])
+def test_hyperbolic_functions_are_exact_over_the_whole_range(op_type, function):
+    """The largest argument whose result fits float32 is 89.4159; EXP of it overflows from 88.73 on."""
+    sizes = np.concatenate([np.geomspace(1e-44, 89.4, 2000), np.linspace(88.7, 89.4159, 500), [np.inf]])
+    x = np.concatenate([sizes, -sizes]).astype(np.float32)
+    expected = function(x.astype(np.float64))
+    np.testing.assert_allclose(one(op_type, {"x": x}), expected, rtol=6e-7, atol=2e-45)
+
+
 def test_the_error_function_is_exact_in_float32():
     import math
 
