@@ -5,10 +5,9 @@ Owns the waiting; ``packets`` defines the messages, ``session`` the permitted tr
 Invariants:
 1. A request that was sent is never sent again, on no path: the work may have run.
 2. One request is in flight. The one after a cancelled one is sent when the result of that was read.
-3. A result has one reader: the task that awaits the launch, which then has it in the turn of the loop in which it comes; or a task
-   of this end, once a launch was cancelled or its fence was asked for.
-4. When the driver's death is reported, the pending launches are done immediately: with the result, where it was read or the driver
-   had written it before, otherwise with DEAD_OBJECT.
+3. A result has one reader: the task that awaits the launch, which then has it in the turn of the loop in which it comes; or, once a
+   launch was cancelled or its fence was asked for, a task of this end.
+4. When the driver dies, the pending launches are done immediately: with the result, where it was written, else with DEAD_OBJECT.
 5. A request that a packet cannot express, with a device memory or too large, goes through the prepared model instead.
 6. A launch that was sent is done when its result was read, when the driver's end has ended, or when its process has: never because
    the caller closed this end, nor because reading failed. The device may use its memory until then.

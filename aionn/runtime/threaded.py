@@ -6,7 +6,6 @@ open when the interpreter ends.
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures.thread  # noqa: F401  # Registers itself for the interpreter's end first: see close_at_exit.
 import contextvars
 import os
@@ -19,11 +18,12 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortage_of
-from aionn.platform.loops import Outcome, outcome_of_call
+from aionn.platform.loops import Outcome, in_loop, outcome_of_call
 from aionn.platform.threads import start_thread
-from aionn.runtime.background import Background, Waiter
+from aionn.runtime.background import Background, Cancelled, Waiter
 
 __all__ = ["Forked", "LoopThread", "close_at_exit", "forget", "read_on_thread"]
 
@@ -49,11 +49,11 @@ class _Call(Generic[_T]):
     Attributes:
         is_cancelled: Whether the caller was interrupted, and does not wait any more.
         scope: Where it runs; None until it has begun.
-        answer: How it ended; None where the runtime was closed meanwhile.
+        answer: How it ended; None where the runtime was closed during the call.
     """
 
     # A ``concurrent.futures.Future`` has a lock that is written in Python: a thread that is interrupted just after it has taken
-    # this lock keeps it for ever, and the loop waits for it with the answer. A ``SimpleQueue`` is one step of the interpreter.
+    # this lock never gives it back, and the loop waits for it with the answer. A ``SimpleQueue`` is one step of the interpreter.
     __slots__ = ("answer", "function", "is_cancelled", "scope")
 
     def __init__(self, function: Callable[[], Awaitable[_T]]) -> None:
@@ -68,7 +68,7 @@ class _Call(Generic[_T]):
         try:
             with anyio.CancelScope() as self.scope:
                 ended = await outcome_of_call(self.function)
-        except asyncio.CancelledError:
+        except Cancelled:
             pass  # Its own, or the loop ends. Let out, it would end the other calls.
         finally:
             self.answer.put(ended)
@@ -91,7 +91,7 @@ class LoopThread:
 
     def __init__(self, background: Background) -> None:
         self.background = background
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._in_loop: Callable[[Callable[[], object]], object] | None = None
         self._calls: anyio.abc.TaskGroup
         self._stop: anyio.Event
         self._thread = 0
@@ -123,7 +123,7 @@ class LoopThread:
         async def serve() -> None:
             self._thread = threading.get_ident()
             self._stop = anyio.Event()
-            self._loop = asyncio.get_running_loop()
+            self._in_loop = in_loop()
             try:
                 async with anyio.create_task_group() as self._calls:
                     started.put(None)
@@ -132,14 +132,17 @@ class LoopThread:
                     self._calls.cancel_scope.cancel()
             finally:
                 # They are requested to end when this task is done, and anyio does not wait for them.
-                self._workers = [t for t in threading.enumerate() if getattr(t, "loop", None) is self._loop]
+                token = anyio.lowlevel.current_token()
+                # Before version 4.11 of anyio the token was the loop itself.
+                loop = getattr(token, "native_token", token)
+                self._workers = [t for t in threading.enumerate() if getattr(t, "loop", None) is loop]
 
         try:
             anyio.run(serve)
         except BaseException as e:
             self._failure = e
         finally:
-            # In this order: a call that sees no end yet is in the set, or comes too late for the loop and is told so.
+            # In this order: a call that sees no end yet is in the set, and any other raises.
             self._has_ended = True
             for call in list(self._waiting):
                 call.answer.put(None)
@@ -192,9 +195,9 @@ class LoopThread:
         return self.call(run)
 
     def _soon(self, function: Callable[[], object]) -> None:
-        assert self._loop is not None, "it was started"
+        assert self._in_loop is not None, "it was started"
         try:
-            self._loop.call_soon_threadsafe(function)
+            self._in_loop(function)
         except RuntimeError:
             raise self._closed_meanwhile() from None
 
@@ -216,7 +219,7 @@ class LoopThread:
 
     def _request_stop(self) -> None:
         self.is_closed = True
-        if self._loop is not None:
+        if self._in_loop is not None:
             with suppress(GeneralFailure):  # It has stopped already.
                 self._soon(self._stop.set)
 
