@@ -23,7 +23,8 @@ import anyio
 import anyio.abc
 import msgspec
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, general_failure_of
+from aionn.platform.loops import is_cancelled
 
 __all__ = ["JoinStatistics", "Joined", "Pair", "TimeJoin", "joined"]
 
@@ -145,6 +146,13 @@ class TimeJoin(Generic[A, B]):
         return None
 
 
+def _failure_of(cancelled: BaseException, source: str) -> Exception:
+    """The failure of a source that lets a cancellation of its own out; raises the cancellation of this task."""
+    if is_cancelled():
+        raise cancelled
+    return general_failure_of(cancelled, f"joined: the {source} source")
+
+
 def _captured_at_ns(item: Any) -> int:
     stamp_ns: int = item.captured_at_ns
     return stamp_ns
@@ -250,6 +258,8 @@ class Joined(AsyncIterator[Pair[A, B]]):
                 await self._until(lambda: self._join.wants_first)
         except Exception as e:
             self._error = self._error or e
+        except anyio.get_cancelled_exc_class() as e:
+            self._error = self._error or _failure_of(e, "first")
         self._has_first_ended = True
         self._notify()
 
@@ -261,6 +271,8 @@ class Joined(AsyncIterator[Pair[A, B]]):
                 await self._until(lambda: self._join.wants_second)
         except Exception as e:
             self._error = self._error or e
+        except anyio.get_cancelled_exc_class() as e:
+            self._error = self._error or _failure_of(e, "second")
         self._join.end_second()
         self._notify()
 

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import enum
 import functools
 import reprlib
 import types
@@ -102,7 +103,8 @@ def _check_of(annotation: Any) -> _Check:
         return _record_check(annotation)
     if annotation in (int, float):
         known = _types_of(annotation)
-        return lambda value: type(value) in known
+        # An extension may name its types and operations by enumerators of its own.
+        return lambda value: type(value) in known or isinstance(value, enum.IntEnum)
     return lambda value: isinstance(value, annotation)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
@@ -107,6 +108,24 @@ async def test_error_of_a_source_is_raised_and_the_other_one_is_left() -> None:
                 assert (await anext(both)).skew_ns == 0
                 with pytest.raises(OSError, match="unplugged"):
                     await anext(both)
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+async def test_cancellation_that_a_source_lets_out_is_its_failure(which: str) -> None:
+    async def cancels() -> AsyncIterator[Stamped]:
+        yield Stamped("c", 0)
+        raise asyncio.CancelledError
+
+    async def endless() -> AsyncIterator[Stamped]:
+        yield Stamped("e", 0)
+        await anyio.sleep_forever()
+
+    sources = [cancels(), endless()] if which == "first" else [endless(), cancels()]
+    with anyio.fail_after(LIMIT_S):
+        async with joined(*sources, tolerance_s=0.01) as both:
+            assert (await anext(both)).skew_ns == 0
+            with pytest.raises(aionn.GeneralFailure, match=f"joined: the {which} source: CancelledError"):
+                await anext(both)
 
 
 async def test_cancelled_wait_loses_no_pair() -> None:

@@ -1,5 +1,7 @@
 """Every rule for models refuses what breaks it, and says where."""
 
+import enum
+
 import msgspec
 import numpy as np
 import pytest
@@ -32,6 +34,20 @@ def refused(model, text):
 
 def test_legal_models_have_the_least_level(plain, quantized, branching, looping):
     assert [validate_model(m) for m in (plain, quantized, branching, looping)] == [3, 1, 4, 4]
+
+
+def test_enumerators_of_an_extension_are_numbers(plain):
+    class Vendor(enum.IntEnum):
+        OWN = (5 << 16) | 1
+
+    extended = msgspec.structs.replace(
+        plain,
+        main=msgspec.structs.replace(
+            plain.main,
+            operations=tuple(msgspec.structs.replace(one, type=Vendor.OWN) for one in plain.main.operations),
+        ),
+    )
+    refused(extended, "expected a prefix of the model's extensions [], got 5")
 
 
 # Operands
