@@ -72,15 +72,20 @@ Outcome = Literal["ended", "late", "failed"]
 class TaskJob(Job):
     """A job of a task, which sleeps on ``event`` while the job waits.
 
+    Its states, without and with ``is_launched``: waiting without, it is in the queue alone; running without, it has a slot and its
+    task has not resumed yet; running with, it is at the device; waiting with, it is preempted there. One that has ended may still
+    have a slot, or be preempted there. One that loses its slot before its launch waits as before: the device does not have it.
+
     Attributes:
+        is_launched: Whether its task has taken its slot, so that the device has the job.
         model: The key by which its duration is learnt.
         reason: The reason for its rejection, if it was rejected while it waited.
-        started_ns: The time of its first start.
+        started_ns: The time of its first start, or of its last one before it was launched.
         has_preempted: Whether it was sent to the device beside a job that it preempts there.
         was_preempted: Whether it waited at the device for another job, so that its timing carries no information.
     """
 
-    __slots__ = ("event", "has_preempted", "model", "reason", "started_ns", "was_preempted")
+    __slots__ = ("event", "has_preempted", "is_launched", "model", "reason", "started_ns", "was_preempted")
 
     # Set by ``enter``, not by a constructor: forwarding nine arguments takes a tenth of the time that a start takes.
     event: anyio.Event | None
@@ -88,6 +93,7 @@ class TaskJob(Job):
     reason: Reason | None
     started_ns: int
     has_preempted: bool
+    is_launched: bool
     was_preempted: bool
 
     def wake(self) -> None:
@@ -194,7 +200,7 @@ class Dispatcher:
         job.model = model
         job.event = job.reason = None
         job.started_ns = 0
-        job.has_preempted = job.was_preempted = False
+        job.has_preempted = job.is_launched = job.was_preempted = False
         if server is not None:
             job.reserve(server.arrive(now_ns, deadline_ns))
         start = self._start_immediately(now_ns, self._queue, self._slots, job)
@@ -202,6 +208,7 @@ class Dispatcher:
             self._jobs[job.number] = job
             self._record(start, now_ns)
             self._start(job, start.slot, now_ns)
+            job.is_launched = True
             return job
         if job.frame is None:
             if expected_ns > self._room_ns and self._probe(model, expected_ns) > 1:
@@ -213,6 +220,7 @@ class Dispatcher:
             raise _error(job, reason, now_ns, has_waited=False)
         self._jobs[job.number] = job
         self._decide(now_ns)
+        job.is_launched = job.state is JobState.RUNNING
         return job
 
     def limit_best_effort(self, room_ns: int | None) -> None:
@@ -281,18 +289,20 @@ class Dispatcher:
             ResourceExhausted: Others displaced it because too many wait.
         """
         if job.state is JobState.WAITING:
-            job.event = anyio.Event()
             try:
-                await self._wait(job, job.event)
+                await self._wait(job)
             except BaseException:
                 # The job may have been started in the same turn of the loop as the cancellation: then the slot is given back here.
                 self.leave(job)
                 raise
         if job.reason is not None:
             raise _error(job, job.reason, self._now(), has_waited=True)
+        job.is_launched = True
 
-    async def _wait(self, job: TaskJob, event: anyio.Event) -> None:
+    async def _wait(self, job: TaskJob) -> None:
         while job.state is JobState.WAITING:
+            # A new one for each round: the job may have been started, which sets it, and have lost its slot before this task ran.
+            event = job.event = anyio.Event()
             if job.deadline_ns == NEVER_NS:
                 await event.wait()
                 continue
@@ -302,9 +312,9 @@ class Dispatcher:
                 # A frame that runs may use up its budget before; and this one is not late as long as its own budget could suffice,
                 # though it is known to take longer.
                 limit_ns = self._queue.next_wake_ns()
-            with anyio.move_on_after(max(0.0, (limit_ns - self._now()) / 1e9)):
+            with anyio.move_on_after(max(0.0, (limit_ns - self._now()) / 1e9)) as scope:
                 await event.wait()
-            if job.state is JobState.WAITING:
+            if scope.cancelled_caught and job.state is JobState.WAITING:
                 self._decide(max(self._now(), limit_ns))
 
     def leave(self, job: TaskJob) -> None:
@@ -401,10 +411,11 @@ class Dispatcher:
             else:
                 return  # Nothing waits and nothing runs. A loop, since a generator takes as long as all the rest of a release.
         has_looked_again = False
-        for _ in range(2 + PREEMPTED_MAX * len(self._slots)):
+        for left_count in range(1 + PREEMPTED_MAX * len(self._slots), -1, -1):
             has_preempted = False
             if self._can_preempt:
-                may_preempt = len(self._preempted) < PREEMPTED_MAX * len(self._slots)
+                # Not in the last rounds, which start what others were preempted for.
+                may_preempt = left_count > 1 and len(self._preempted) < PREEMPTED_MAX * len(self._slots)
                 for slot in self._slots:
                     slot.can_preempt = may_preempt
             if self._keeps_slot:  # In the loop: what was just started counts.
@@ -477,11 +488,18 @@ class Dispatcher:
         """Yields the slot to another job: the device notices that job's arrival, and this job waits at the device."""
         job = slot.job
         assert isinstance(job, TaskJob), OWN
-        self._counts["preempted"] += 1
         slot.job = None
         if job.frame is not None:
             job.frame.stop(now_ns, can_preempt=True)
         job.state = JobState.WAITING
+        if not job.is_launched:
+            if job.has_preempted:  # The other job takes its place beside the one that it preempted.
+                job.has_preempted = False
+                self._taken.add(slot.index)
+            self._queue.add(job, now_ns)
+            job.has_run = False  # Not before: what comes back is not rejected.
+            return
+        self._counts["preempted"] += 1
         job.was_preempted = True
         job.durations_ns = (max(1, slot.ends_ns - now_ns),)
         job.least_ns = (1,)  # Only the device knows the progress.

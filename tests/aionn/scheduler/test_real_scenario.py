@@ -78,6 +78,11 @@ class Recorder(Dispatcher):
             self.jobs[job.number] = job
             return job
 
+    async def wait(self, job):
+        await super().wait(job)
+        with self.told("launch", job.number):
+            pass
+
     def release(self, job, *, outcome="ended"):
         with self.told("release", (job.number, outcome)):
             return super().release(job, outcome=outcome)
@@ -154,6 +159,8 @@ async def play_again(record):
                 options = {**about, "deadline_ns": about["deadline_ns"] - begin_ns}
                 with contextlib.suppress(Error):
                     dispatcher.enter(**options)
+            case "launch":
+                await dispatcher.wait(dispatcher.jobs[about])  # It has its slot.
             case "release":
                 dispatcher.release(dispatcher.jobs[about[0]], outcome=about[1])
             case "leave":
