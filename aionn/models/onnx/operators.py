@@ -356,6 +356,11 @@ Rules for all operators:
 - Sequences within a graph become their values, if positions are constants. The functions of a file are inlined.
 - Results of HAL operations differ from ONNX's in two cases: QuantizeLinear with one scale rounds halves away from 0; CumSum needs
   finite values.
+- Cases that ONNX leaves open: a NaN among the inputs of Max, Min, Clip, MaxPool, GlobalMaxPool, ReduceMax and ReduceMin is the
+  result on the device `reference`; other devices may ignore it. Whole numbers wrap around where ReduceProd and ReduceSumSquare
+  overflow.
+- ONNX Runtime differs from the specification where this importer follows it: Resize with `align_corners` uses the new length before
+  it is rounded down, and ConvTranspose with `auto_pad` SAME has as many outputs as inputs times strides, for any window.
 - An input without elements becomes a constant.
 
 | operator | HAL operations |

@@ -65,6 +65,15 @@ def test_transposed_convolutions_spread_each_element() -> None:
     same(compute("ConvTranspose", x, w, strides=[2], pads=[1, 0]), expected[..., 1:6], rtol=1e-5)
 
 
+def test_transposed_convolutions_of_padding_same_have_as_many_outputs_as_inputs_times_strides() -> None:
+    """The specification says so for any window; those that are smaller than their strides leave zeros at the end."""
+    x, w = values(1, 1, 3), values(1, 1, 1)
+    for mode in ("SAME_UPPER", "SAME_LOWER"):
+        expected = np.zeros((1, 1, 12))
+        expected[0, 0, ::4] = x[0, 0] * w[0, 0, 0]
+        same(compute("ConvTranspose", x, w, strides=[4], auto_pad=mode), expected, rtol=1e-5)
+
+
 def test_deformed_convolutions_without_offsets_are_convolutions() -> None:
     x, w = values(1, 2, 5, 5), values(3, 2, 2, 2)
     offset = np.zeros((1, 8, 4, 4), np.float32)

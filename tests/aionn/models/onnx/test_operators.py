@@ -414,3 +414,32 @@ def test_casts_that_wrap_around_are_refused():
         data = file([node("Cast", ["x"], ["y"], to=target)], [info("x", np.ones(3, dtype))], ["y"])
         with pytest.raises(InvalidModel, match="a cast of"):
             load_onnx(data, extensions="none")
+
+
+@pytest.mark.parametrize(
+    "op_type", ["Max", "Min", "Clip", "ReduceMax", "ReduceMin", "MaxPool", "GlobalMaxPool"]
+)
+def test_a_nan_is_the_largest_and_the_smallest_number(op_type):
+    x = np.array([[[[1, np.nan, 3, -2]]]], np.float32)
+    constants, attributes = {}, {}
+    if op_type in ("Max", "Min", "Clip"):
+        constants = {"c": np.float32(0)}
+    if op_type == "MaxPool":
+        attributes = {"kernel_shape": [1, 2], "strides": [1, 2]}
+    found = one(op_type, {"x": x}, constants, **attributes).reshape(-1)
+    places = {"MaxPool": [True, False]}.get(op_type, [False, True, False, False] if constants else [True])
+    assert np.isnan(found).tolist() == places
+
+
+def test_sums_of_squares_wrap_around():
+    x = np.array([65536, 46341, 3], np.int32)
+    assert int(one("ReduceSumSquare", {"x": x}, keepdims=0)) == 46341**2 + 9 - 2**32
+
+
+def test_aligned_corners_use_the_length_before_it_is_rounded_down():
+    x, scale = np.array([[[[0, 1, 2, 3, 4]]]], np.float32), 1.3
+    nodes = [
+        node("Resize", ["x", "", "s"], ["y"], mode="linear", coordinate_transformation_mode="align_corners")
+    ]
+    (found,) = evaluate(nodes, {"x": x}, ["y"], {"s": np.array([1, 1, 1, scale], np.float32)})
+    np.testing.assert_allclose(found[0, 0, 0], np.arange(6) * 4 / (5 * scale - 1), rtol=1e-5)
