@@ -86,6 +86,7 @@ from aionn.service.wire.received import (
     descriptors_of,
     drain,
     have_strange_sockets,
+    local_only,
     no_descriptor_is_left,
 )
 from aionn.service.wire.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
@@ -345,6 +346,8 @@ class Channel:
                 self._turn_left = TURN_WEIGHT
                 self._has_waited = True
         fds = descriptors_of(ancillary) if ancillary else []
+        if fds and self._sealed_only:
+            fds = await local_only(fds, self.ended)
         if fds and have_strange_sockets(fds):
             self.close(f"{self._peer_name} sent a socket that does not belong to a fence")
             await close_received(fds, self._peer.next_turn_of_leaving)

@@ -3,11 +3,12 @@
 Owns what must be known of a stranger's descriptor before it is closed: whether closing it can wait. Closing the last descriptor of
 a network socket whose owner asked to linger (SO_LINGER) waits until its peer has read everything: for hours, although the socket
 does not block. That holds as well for what the kernel closes by itself: descriptors of unread messages when a Unix socket is
-closed.
+closed. Closing a file of a file system in user space waits for the process that serves it.
 
 Invariants:
 1. No closing of a received descriptor waits for a network, also one inside a Unix socket that was sent.
 2. A socket that does not belong to a fence is recognised before anything of the message is used.
+3. Of a client of a shared device, no file that another process may serve is read, asked for its size, or closed in the event loop.
 
 The content of a fence's packet is not examined: a fence is closed while other readers may still read it.
 """
@@ -19,14 +20,16 @@ import errno
 import os
 import select
 import socket
-import stat
 import struct
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
+from aionn.platform.descriptors import close_apart, unusable
 from aionn.service.wire.handles import close_all
+from fences import SyncFence, first
 from fences.descriptor import NAME_PREFIX
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "drain",
     "has_unread",
     "have_strange_sockets",
+    "local_only",
     "no_descriptor_is_left",
     "payload_of",
 ]
@@ -71,6 +75,36 @@ def descriptors_of(ancillary: _Ancillary) -> list[int]:
     return list(fds)
 
 
+async def local_only(fds: Sequence[int], ended: SyncFence) -> list[int]:
+    """The descriptors of a message, with the null device in the place of each that is ``unusable``.
+
+    Those are closed first, by a thread, since that may wait for their owner: until then nothing more is read from the connection.
+
+    Args:
+        fds: The descriptors; closed where this raises.
+        ended: Signalled when the connection has ended, which ends the wait.
+
+    Raises:
+        OSError: No descriptor is left.
+    """
+    replaced = unusable(fds)
+    if not replaced:
+        return list(fds)
+    kept = [fd for fd in fds if fd not in replaced]
+    stand_ins = []
+    closed = SyncFence("closing of files")
+    try:
+        close_apart(sorted(replaced), closed.try_signal)
+        await first([closed, ended])
+        for _ in replaced:
+            stand_ins.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+            kept.append(stand_ins[-1])
+    except BaseException:
+        await close_received(kept, anyio.lowlevel.checkpoint)
+        raise
+    return [stand_ins.pop() if fd in replaced else fd for fd in fds]
+
+
 def have_strange_sockets(fds: Sequence[int]) -> bool:
     """Whether there are sockets among descriptors that do not belong to a fence: they are to be closed by ``close_received``."""
     return any(map(_is_strange_socket, fds))
@@ -78,17 +112,15 @@ def have_strange_sockets(fds: Sequence[int]) -> bool:
 
 def _is_strange_socket(fd: int) -> bool:
     try:
-        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-            return False
+        # A file is recognised by the failure of a call for sockets: fstat may wait for the process that serves its file system.
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
     except OSError:
-        return False  # The file system of a file is at fault: that of a network is gone, for example.
-    # With the family given, the constructor does not ask the kernel for it.
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
+        return False
     try:
         name = sock.getsockname()
         return not (isinstance(name, bytes) and name.startswith(NAME_PREFIX))
-    except OSError:
-        return True
+    except OSError as e:
+        return e.errno != errno.ENOTSOCK
     finally:
         sock.detach()
 
@@ -114,8 +146,15 @@ def _weights(parts: _Parts) -> Iterator[int]:
 
 
 def _closing(fds: Iterable[int]) -> _Parts:
-    """Closes descriptors; those of sockets such that it does not wait."""
+    """Closes descriptors such that it does not wait; those of files that others may serve in a thread."""
+    fds = list(fds)
+    elsewhere = unusable(fds)
+    if elsewhere:
+        close_apart(sorted(elsewhere))
+        yield len(elsewhere)
     for fd in fds:
+        if fd in elsewhere:
+            continue
         if _is_strange_socket(fd):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
             try:
