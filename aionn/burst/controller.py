@@ -9,7 +9,7 @@ Invariants:
    of this end, once a launch was cancelled or its fence was asked for.
 4. When the driver's death is reported, the pending launches are done immediately: with the result, where it was read or the driver
    had written it before, otherwise with DEAD_OBJECT.
-5. A request with a device memory, which a packet cannot express, goes through the prepared model instead.
+5. A request that a packet cannot express, with a device memory or too large, goes through the prepared model instead.
 6. A launch that was sent is done when its result was read, when the driver's end has ended, or when its process has: never because
    the caller closed this end, nor because reading failed. The device may use its memory until then.
 7. A slot means another memory only after the driver has confirmed that it forgot the first one. A driver that cannot is broken,
@@ -35,6 +35,7 @@ from aionn.burst.packets import (
     decode_result,
     encode_limits,
     encode_request,
+    fits_packets,
 )
 from aionn.burst.session import BurstState, MemorySlots, next_state
 from aionn.errors import (
@@ -73,6 +74,9 @@ _logger = logging.getLogger("aionn.burst")
 
 QUEUE_BYTES = 1 << 16
 """Capacity of each queue: the 1,024 datums of the spec's users, at some 20 bytes each, fit three times."""
+
+HEADER_BYTES = 8
+"""Length of a message's header in a queue."""
 
 PACKETS_KEPT_MAX = 64
 """Packets kept: more than the slots that a burst of the runtime has."""
@@ -149,7 +153,7 @@ class BurstController(BurstDefaults):
             Raises DeadObject when the process is gone.
         is_hanging: Whether the driver has left so much unanswered that closing does not wait for that.
         model: Executes requests that packets cannot express, and is kept alive as long as this end is: a driver ends the bursts of
-            a prepared model that is freed. None refuses such requests.
+            a prepared model that is freed. With None such requests fail.
         polling_ns: How long an execution may look for its result before it sleeps. The event loop is blocked during the window;
             after executions that took longer, more and more of the next ones are not polled for.
     """
@@ -172,6 +176,7 @@ class BurstController(BurstDefaults):
         self._is_hanging = is_hanging
         self._ended = anyio.Event()
         self._model = model
+        self._packet_bytes_max = min(PACKET_BYTES_MAX, requests.count - HEADER_BYTES)
         self._polling_ns = polling_ns
         self._polling_pause = 0
         self._next_pause = 1
@@ -250,12 +255,13 @@ class BurstController(BurstDefaults):
             launch = _BurstLaunch(self, kept.payload + limits if limits else kept.payload, request)
         else:
             check_memory_identifiers(request, memory_identifiers)
-            if any(isinstance(pool, BufferToken) for pool in request.pools):
+            encoded = self._encoded(request, memory_identifiers, measure, limits)
+            if encoded is None:
                 self._launch = by_model = self._launch_by_model(
                     request, memory_identifiers, measure, deadline_ns, loop_timeout_ns
                 )
                 return by_model
-            launch = self._encoded(request, memory_identifiers, measure, limits)
+            launch = encoded
         if self._sent is None:
             self._send(launch)
         else:
@@ -293,8 +299,12 @@ class BurstController(BurstDefaults):
 
     def _encoded(
         self, request: Request, memory_identifiers: Sequence[int], measure: bool, limits: bytes
-    ) -> _BurstLaunch:
-        """A launch of a request whose packet was not kept. A stream sends the same few requests again: their packets are."""
+    ) -> _BurstLaunch | None:
+        """A launch of a request whose packet was not kept, as those of a stream are; None if no packet can express it."""
+        if any(isinstance(pool, BufferToken) for pool in request.pools):
+            return None
+        if self._model is not None and not fits_packets(request):
+            return None
         slots: list[int] = []
         temporary: list[int] = []
         try:
@@ -309,6 +319,9 @@ class BurstController(BurstDefaults):
         except BaseException:
             self._unused(temporary)
             raise
+        if self._model is not None and len(payload) + len(limits) > self._packet_bytes_max:
+            self._unused(temporary)
+            return None
         if not temporary:
             if len(self._packets) >= PACKETS_KEPT_MAX:
                 self._packets.clear()

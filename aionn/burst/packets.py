@@ -54,6 +54,7 @@ __all__ = [
     "encode_request",
     "encode_result",
     "failed_result",
+    "fits_packets",
     "limits_at",
     "serialize_request",
     "serialize_result",
@@ -66,6 +67,9 @@ queue length, takes some 20 KiB."""
 
 DATUMS_MAX = 4096
 """Most datums of a packet: four times the spec's users' queue length. Decoding them holds the interpreter's lock for some 2 ms."""
+
+OUTPUT_RANK = 4
+"""The rank that is assumed for an output whose request does not give it: images have this one."""
 
 TEXT_CHARACTERS_MAX = 1000
 """Longest message of an error in a result: with a traceback it fits every queue of a burst several times."""
@@ -347,6 +351,14 @@ def deserialize_result(datums: Sequence[FmqResultDatum]) -> BurstResult:
     if (status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) != any(not s.is_sufficient for s in shapes):
         raise MalformedPacket(f"burst result: status {status.name} contradicts the output shapes")
     return BurstResult(status, tuple(shapes), timing, texts)
+
+
+def fits_packets(request: Request) -> bool:
+    """Whether the datums of a request with limits, and those of its result, are no more than a packet may have."""
+    arguments = (*request.inputs, *request.outputs)
+    datums = 3 + len(arguments) + sum(len(argument.dimensions) for argument in arguments) + len(request.pools)
+    result_datums = 2 + sum(1 + (len(output.dimensions) or OUTPUT_RANK) for output in request.outputs)
+    return max(datums, result_datums) <= DATUMS_MAX
 
 
 def encode_request(

@@ -8,7 +8,7 @@ Invariants:
 1. Every request that was read is answered by exactly one result, at worst by a short failed one.
 2. A malformed request ends with GENERAL_FAILURE and the loop continues; a corrupt queue ends the burst, and its owner is notified.
 3. After ``drain`` no request that is read is executed: each gets DEVICE_UNAVAILABLE with the reason, also one that is read while
-   the thread ends.
+   the thread ends. Each takes a turn as other failed ones do, for which the end of the thread never waits.
 4. ``begin_stop`` ends the thread promptly unless the executor hangs or ``get_memories`` does not return; it need not be waited for.
    The thread closes both queues and then calls ``on_stopped``.
 5. A bound request is kept for the bytes of its packet, until one of its memories is released: a stream sends the
@@ -213,6 +213,9 @@ class BurstServer:
     def _is_ending(self) -> bool:
         return self._stopping or self._why_draining is not None
 
+    def _is_stopping(self) -> bool:
+        return self._stopping
+
     def under_way(self) -> tuple[bool, int | None]:
         """Whether a request is being served, and its deadline; None without one, or before it is known. From any thread."""
         with self._lock:
@@ -293,6 +296,7 @@ class BurstServer:
                 else:
                     why_rejected = DeviceUnavailable(why_draining)
                     self._send(encode_result(failed_result(ErrorStatus.DEVICE_UNAVAILABLE, why_rejected)))
+                    self._has_failed = True
                 remembered = None  # It holds memories, and the next packet may never come.
                 with self._lock:
                     self._is_serving = self._is_resting = False
@@ -310,7 +314,7 @@ class BurstServer:
     def _pause_after_failure(self) -> None:
         self._has_failed = False
         if self._turns is not None:
-            self._turns.failed(self._is_ending)
+            self._turns.failed(self._is_ending if self._why_draining is None else self._is_stopping)
 
     def _end_native(self, call: NativeCall, slot: int, status: int, began_ns: int, ended_ns: int) -> None:
         """A native call needs Python after its end: for its slot, its failure, or a trace."""

@@ -281,8 +281,8 @@ class PreparedModel(Protocol):
     not cancelled by anything that its caller does.
 
     Attributes:
-        owner: The client that it belongs to, set by a process that serves several; executions of equal priority take turns among
-            owners. None: no client was set. A device that does not distinguish clients ignores it.
+        owner: The client that it belongs to, or its ``Connection``, set by a process that serves several; executions of equal
+            priority take turns among owners. None: no client was set. A device that does not distinguish clients ignores it.
         takes_priority: Whether one execution may have another priority than the prepared model. Callers pass ``priority`` only
             where this is true.
         expected_duration_ns: Duration of one execution on the idle device, in nanoseconds. None: the driver does not know it, and

@@ -10,11 +10,12 @@ Invariants:
 2. Every job that entered is started exactly once, unless it left before: with a slot, or without one when its deadline has come. A
    suspended job is started again.
 3. No job overtakes by being on another path: while one waits, the policy decides about every other one.
-4. At most ``waiting_max`` jobs wait.
+4. At most ``waiting_max`` jobs wait; of one client, or of the connections of a process, about half of what others leave at most.
 5. Frames of reserved streams are all seen by the policy, whatever their client, and run on the slots of their reservations.
 6. A preemption is withdrawn when the job that preempts gets another slot, or leaves, before the other one is suspended.
 
-Source: round robin among flows of equal rank, as in fair queueing (Nagle 1987); priority and deadline go before it.
+Source: round robin among flows of equal rank, as in fair queueing (Nagle 1987); priority and deadline go before it. A flow may have
+as many places as are free, as in queues with dynamic thresholds (Choudhury and Hahne 1998).
 """
 
 from __future__ import annotations
@@ -237,15 +238,12 @@ class SharedSlots:
         """Admits a job; it is started when it gets a slot, perhaps before this returns.
 
         Raises:
-            ResourceExhausted: Too many wait already.
+            ResourceExhausted: Too many wait already, or too many of this owner.
         """
         if self.acquire_nowait(job):
             job.start()
             return
-        if self.waiting_count >= self._waiting_max:
-            raise ResourceExhausted(
-                f"{self._name}: {self._waiting_max} executions wait already", transient=True
-            )
+        self._check_room(job)
         now_ns = self._now()
         if job.deadline_ns <= now_ns:
             # Before it takes a place: it would send another job behind, and then show none of its client.
@@ -255,6 +253,20 @@ class SharedSlots:
         job._arrival = next(self._arrivals)
         self._show_or_store(job, now_ns)
         self._decide(now_ns)
+
+    def _check_room(self, job: ClientJob) -> None:
+        waiting = self.waiting_count
+        if 2 * waiting <= self._waiting_max:
+            return
+        own = 0 if job.owner is None else self._waiting_of(_process(job))
+        free = self._waiting_max - waiting
+        if not free or own > free:
+            of = f", {own} of this client's process" if own else ""
+            raise ResourceExhausted(f"{self._name}: {waiting} executions wait already{of}", transient=True)
+
+    def _waiting_of(self, process: Hashable) -> int:
+        groups = [(process, priority) for priority in Priority]
+        return sum(len(self._shown.get(group, ())) + len(self._behind.get(group, ())) for group in groups)
 
     def enter_reserved(self, job: ClientJob, server: BandwidthServer) -> Frame:
         """Admits a frame of a reserved stream, as ``enter``; for the policy that plans.
@@ -507,8 +519,12 @@ class SharedSlots:
 
 def _group(job: ClientJob) -> tuple[Hashable, Priority]:
     """The jobs that have one turn together."""
+    return _process(job), job.priority
+
+
+def _process(job: ClientJob) -> Hashable:
     owner = job.owner
-    return owner.process if isinstance(owner, Connection) else owner, job.priority
+    return owner.process if isinstance(owner, Connection) else owner
 
 
 def _key(job: Job) -> Key:

@@ -5,7 +5,7 @@ content of the queues.
 
 Invariants:
 1. Ending a burst waits neither for an answer of the client nor in a worker thread.
-2. A burst's share of the client's quota is released when its thread is done.
+2. A burst's share of the client's quota is released when its thread is done, and its model is not freed before that.
 3. While the process drains, a client that does not answer the question for the memories of its own request is waited for no
    longer than one that does not read its answers.
 """
@@ -96,6 +96,7 @@ class Bursts:
         self.figures: HostFigures | None = None
         self._handles = itertools.count(1)
         self._bursts: dict[int, _Burst] = {}
+        self._ending: dict[int, _Burst] = {}
         self._why_draining: str | None = None
 
     def drain(self, why: str) -> None:
@@ -107,7 +108,7 @@ class Bursts:
     def under_way(self) -> list[int | None]:
         """The deadlines of the requests that are being served; None for one without."""
         found: list[int | None] = []
-        for burst in self._bursts.values():
+        for burst in (*self._bursts.values(), *self._ending.values()):
             is_serving, deadline_ns = burst.server.under_way()
             if not is_serving:
                 continue
@@ -302,20 +303,25 @@ class Bursts:
         """Ends a burst and waits until its thread is done; an unknown handle is ignored."""
         burst = self._bursts.pop(handle, None)
         if burst is not None:
+            self._ending[handle] = burst
             if burst.asking is not None:
                 burst.asking.cancel()  # The client may never answer.
             burst.server.begin_stop()
-            await finish(self._stopped(burst))  # No other code could end it any more.
+            await finish(self._stopped(handle, burst))  # No other code could end it any more.
+        elif (ending := self._ending.get(handle)) is not None:
+            await ending.stopped
 
-    async def _stopped(self, burst: _Burst) -> None:
+    async def _stopped(self, handle: int, burst: _Burst) -> None:
         await burst.stopped
         # Not before: what it takes is there until then.
+        del self._ending[handle]
         self._account.give_back("bursts")
         self._account.give_back("memory_bytes", burst.queue_bytes)
 
     async def end_of(self, prepared: int) -> None:
         """Ends the bursts of a prepared model."""
-        for handle in [handle for handle, burst in self._bursts.items() if burst.prepared == prepared]:
+        bursts = [*self._bursts.items(), *self._ending.items()]
+        for handle in [handle for handle, burst in bursts if burst.prepared == prepared]:
             await self.end(handle)
 
     def rest(self, idle_s: float) -> int:
@@ -324,7 +330,7 @@ class Bursts:
 
     async def aclose(self) -> None:
         """Ends all bursts."""
-        for handle in list(self._bursts):
+        for handle in (*self._bursts, *self._ending):
             await self.end(handle)
 
 

@@ -23,8 +23,6 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 import anyio.abc
 import anyio.from_thread
-import anyio.lowlevel
-import anyio.to_thread
 
 from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
 from aionn.hal import (
@@ -102,6 +100,7 @@ from aionn.service.wire.repetition import (
     RememberedMemories,
 )
 from aionn.service.wire.scheduling_messages import GetThreads, JoinScheduling
+from aionn.service.worker_turns import WorkerTurns
 from fences import FenceError, FenceStatus, SyncFence, first, merge
 
 __all__ = ["Session"]
@@ -127,7 +126,7 @@ COUNTED_BESIDE_MAX = 1
 """Models of all clients that are counted concurrently on threads. They would only share the interpreter's lock, and an execution
 would wait for all of them each time that it needs it."""
 
-_countings: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("aionn-countings")
+_countings = WorkerTurns("counting of models", COUNTED_BESIDE_MAX)
 
 
 class _Prepared(NamedTuple):
@@ -217,7 +216,7 @@ class Session:
                 return StatusReply(await self._device.status())
             case SupportedOperations():
                 # Many may wait for their turn, with all their data.
-                model_bytes = await _model_bytes(body.model)
+                model_bytes = await _model_bytes(body.model, Connection(self._peer, self))
                 held = self.account.holding("memory_bytes", model_bytes)
                 with held, self._progress.work(), self._peer.preparing():
                     return SupportedOperationsReply(await self._device.supported_operations(body.model))
@@ -275,7 +274,7 @@ class Session:
 
     async def _prepare(self, body: PrepareModel | PrepareModelFromCache) -> PrepareModelReply:
         if isinstance(body, PrepareModel):
-            memory_bytes = await _model_bytes(body.model)
+            memory_bytes = await _model_bytes(body.model, Connection(self._peer, self))
         else:
             # The restored model is as large as the files.
             memory_bytes = body.cache.size_bytes
@@ -283,7 +282,9 @@ class Session:
             with self._progress.work(), self._peer.preparing():
                 prepared = await self._prepare_by(body, memory_bytes)
             check_abilities(prepared, PreparedModelDefaults, self._device.info.name)
-            prepared.owner = self  # Clients of a shared device take turns among equals.
+            prepared.owner = Connection(
+                self._peer, self
+            )  # Equals take turns: processes, then their connections.
             handle = next(self._handles)
             self._prepared[handle] = _Prepared(prepared, body.priority, memory_bytes)
         return PrepareModelReply(handle, prepared.expected_duration_ns)
@@ -312,13 +313,16 @@ class Session:
     async def _free_prepared(self, handle: int) -> Done:
         owned = self._prepared.pop(handle, None)
         if owned is not None:
-            await self.bursts.end_of(handle)
-            for execution in [number for number, e in self._reusable.items() if e.prepared == handle]:
-                self._forget_execution(execution)
-            self.account.give_back("prepared_models")
-            self.account.give_back("memory_bytes", owned.memory_bytes)
-            await finish(owned.model.aclose())
+            await finish(self._close_prepared(handle, owned))  # No other code could free it any more.
         return Done()
+
+    async def _close_prepared(self, handle: int, owned: _Prepared) -> None:
+        await self.bursts.end_of(handle)
+        for execution in [number for number, e in self._reusable.items() if e.prepared == handle]:
+            self._forget_execution(execution)
+        self.account.give_back("prepared_models")
+        self.account.give_back("memory_bytes", owned.memory_bytes)
+        await owned.model.aclose()
 
     def _prepared_model(self, handle: int) -> PreparedModel:
         return _find(self._prepared, handle, "prepared model").model
@@ -574,17 +578,13 @@ def _class_of(body: Execute | Launch, prepared: PreparedModel) -> dict[str, Any]
     return {"priority": body.priority} if body.priority is not None and prepared.takes_priority else {}
 
 
-async def _model_bytes(model: Model) -> int:
+async def _model_bytes(model: Model, owner: Connection) -> int:
     """About what a model takes: its constants, and its operands and operations as objects."""
     constant_bytes = len(model.operand_values) + sum(pool.size_bytes for pool in model.pools)
     graphs = (model.main, *model.referenced)
     if sum(len(graph.operands) + len(graph.operations) for graph in graphs) <= COUNTED_ON_LOOP_MAX:
         return constant_bytes + _structure_bytes(graphs)
-    limiter = _countings.get(None)
-    if limiter is None:
-        limiter = anyio.CapacityLimiter(COUNTED_BESIDE_MAX)
-        _countings.set(limiter)
-    return constant_bytes + await anyio.to_thread.run_sync(_structure_bytes, graphs, limiter=limiter)
+    return constant_bytes + await _countings.run(owner, _structure_bytes, graphs)
 
 
 def _structure_bytes(graphs: Sequence[Subgraph]) -> int:

@@ -31,8 +31,6 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
-import anyio.lowlevel
-import anyio.to_thread
 
 from aionn.errors import (
     DeadObject,
@@ -44,6 +42,7 @@ from aionn.errors import (
     traceback_of,
     words_of,
 )
+from aionn.hal.callers import Connection
 from aionn.platform.loops import Home, is_cancelled
 from aionn.service.wire.calls import (
     REPLY_DESCRIPTORS_MAX,
@@ -90,6 +89,7 @@ from aionn.service.wire.received import (
     no_descriptor_is_left,
 )
 from aionn.service.wire.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, shortened
+from aionn.service.worker_turns import WorkerTurns
 from fences import SyncFence
 
 __all__ = ["Channel", "Handler"]
@@ -110,7 +110,7 @@ COPIES_AT_ONCE_MAX = 2
 """Large messages of all connections that are copied concurrently: each takes a thread, and a core."""
 
 _DATAGRAM_BYTES_MAX = INLINE_BYTES_MAX + 1024
-_copies: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar("aionn-copies")
+_copies = WorkerTurns("copies of messages", COPIES_AT_ONCE_MAX)
 _R = TypeVar("_R")
 
 Handler = Callable[[CallBody, "Channel"], Awaitable[ReplyBody]]
@@ -289,11 +289,15 @@ class Channel:
         self._check_descriptors((stands_for.is_call, stands_for.id), fds)
         size_bytes = STRUCTURE_WEIGHT * stands_for.size_bytes + stands_for.values_bytes
         await self._wait_for_room(lambda: self._load.has_room_for_large(size_bytes))
-        structure, values = await _in_thread(read_parts, stands_for, fds)
+        structure, values = await self._in_thread(read_parts, stands_for, fds)
         steps = decode_parts(
             stands_for, structure, values, fds, sealed_only=self._sealed_only, account=self._account
         )
         return await in_turns(steps, self._peer.next_turn), size_bytes
+
+    async def _in_thread(self, call: Callable[..., _R], *arguments: Any) -> _R:
+        """Operations that take long without the interpreter's lock: copies of large messages, whose descriptors are in use then."""
+        return await _copies.run(Connection(self._peer, self), call, *arguments)
 
     def _is_unexpected(self, envelope: tuple[bool, int] | None) -> bool:
         """Whether a message is a reply without a waiter: its descriptors are released unread."""
@@ -464,7 +468,9 @@ class Channel:
         pending = self._open(body)
         try:
             call = Call(pending.call_id, body)
-            self._send(pending, await _in_thread(encode, call) if has_large_model(call) else encode(call))
+            self._send(
+                pending, await self._in_thread(encode, call) if has_large_model(call) else encode(call)
+            )
             await pending.over()
         except BaseException:
             self._pending.pop(pending.call_id, None)
@@ -577,17 +583,3 @@ def _outgoing(
 ) -> Outgoing:
     payload, fds, keep = encoded
     return Outgoing(payload, fds, keep, on_over)
-
-
-async def _in_thread(call: Callable[..., _R], *arguments: Any) -> _R:
-    """Operations that take long without the interpreter's lock. Continues when it is cancelled: descriptors are in use until it is
-    over.
-    """
-    limiter = _copies.get(None)
-    if limiter is None:
-        limiter = anyio.CapacityLimiter(COPIES_AT_ONCE_MAX)
-        _copies.set(limiter)
-    try:
-        return await anyio.to_thread.run_sync(call, *arguments, limiter=limiter)
-    except RuntimeError as e:
-        raise ResourceExhausted(f"message: no thread is left to copy it: {e}", transient=True) from e

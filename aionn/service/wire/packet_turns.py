@@ -7,7 +7,7 @@ Invariants:
 1. At most one thread of a process has the turn, and they have it in the order in which they asked.
 2. The pause after a turn holds for the next turn of every thread, so that the share of the interpreter that a process's packets get
    does not grow with its number of bursts.
-3. A thread whose burst ends or drains is not kept waiting after ``wake``.
+3. A thread whose burst ends, or begins to drain, is not kept waiting after ``wake``.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import anyio.to_thread
 
@@ -56,6 +57,7 @@ class Ends:
         *,
         bind: Callable[[Request], Request] | None = None,
         turns: PacketTurns | None = None,
+        model: Any = None,
     ) -> None:
         self.requests = fmq.MessageQueue.create(1, 1 << 12)
         self.results = fmq.MessageQueue.create(1, result_bytes, spin_ns=polling_ns)
@@ -67,7 +69,12 @@ class Ends:
         self.turns = CountedTurns()
         self.execute: Callable[[Request, bool], ExecutionResult] = self._double
         self.controller = BurstController(
-            self.requests, self.results, free_slot=self._free, end=self._end, polling_ns=polling_ns
+            self.requests,
+            self.results,
+            free_slot=self._free,
+            end=self._end,
+            model=model,
+            polling_ns=polling_ns,
         )
         self.server = BurstServer(
             fmq.MessageQueue.attach(self.requests.descriptor, self.requests.fds),

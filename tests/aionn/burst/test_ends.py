@@ -22,7 +22,7 @@ from aionn.burst.packets import ExecutionLimits, decode_result, encode_request, 
 from aionn.burst.server import ARGUMENT_BYTES, BurstServer
 from aionn.burst.session import BurstState
 from aionn.errors import DeadObject, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
-from aionn.hal import DataLocation, ExecutionResult, Memory, OutputShape, Request, RequestArgument
+from aionn.hal import DataLocation, ExecutionResult, LaunchBase, Memory, OutputShape, Request, RequestArgument
 from fmq.descriptor import Grantor
 from tests.aionn.burst.both_ends import ANSWER_S_MAX, CountedTurns, Ends, doubling
 from tests.support.cancellation import NATIVE_COUNTS, cancelled_natively
@@ -196,6 +196,33 @@ async def test_request_larger_than_the_queue_is_refused_not_blocked(ends: Ends, 
         await ends.controller.execute_synchronously(request, [0])
 
 
+@pytest.mark.parametrize("limits", [{}, {"loop_timeout_ns": 1}])
+async def test_request_larger_than_the_queue_goes_through_the_model(
+    memory: Memory, limits: dict[str, Any]
+) -> None:
+    launched: list[tuple[Request, int | None]] = []
+
+    class Launching:
+        def launch(self, request: Request, **asked: Any) -> Any:
+            launched.append((request, asked["loop_timeout_ns"]))
+            launch = LaunchBase()
+            launch.finish(ExecutionResult())
+            return launch
+
+    ends = Ends(model=Launching())
+    ends.execute = lambda request, measure: ExecutionResult()
+    try:
+        for identifier in (0, -1, 0):
+            launched.clear()
+            for count in range(445, 460):  # At one of these numbers the packet ceases to fit.
+                request = Request((RequestArgument(False, DataLocation(0, 0, 1)),) * count, (), (memory,))
+                await ends.controller.execute_synchronously(request, [identifier], **limits)
+            assert 1 < len(launched) < 14 and launched[0][1] == limits.get("loop_timeout_ns")
+            assert launched[-1][0].pools == (memory,)
+    finally:
+        await ends.controller.aclose()
+
+
 async def test_unknown_slot_and_garbage_are_answered_and_the_burst_goes_on(
     ends: Ends, memory: Memory
 ) -> None:
@@ -315,6 +342,46 @@ async def test_packet_that_waits_for_its_turn_does_not_delay_the_end_of_its_burs
     both.server.begin_stop()
     await anyio.to_thread.run_sync(both.server._thread.join, ANSWER_S_MAX)
     assert not both.server._thread.is_alive() and both.executed == 0
+    await both.controller.aclose()
+
+
+def _rejected(both: Ends) -> None:
+    answer = both.results.read_message_blocking(ANSWER_S_MAX * 10**9)
+    assert answer is not None and decode_result(answer).status == ErrorStatus.DEVICE_UNAVAILABLE
+
+
+async def test_packet_that_is_rejected_while_the_server_drains_takes_a_turn(
+    ends: Ends, memory: Memory
+) -> None:
+    packet = encode_request(doubling(memory), [0], measure=False)
+    ends.server.drain("the device is put away")
+    for _ in range(3):
+        assert ends.requests.write_message(packet)
+        await anyio.to_thread.run_sync(_rejected, ends)
+    await anyio.to_thread.run_sync(ends.server.stop)
+    assert ends.turns.used_ns in ([None] * 2, [None] * 3) and ends.executed == 0
+
+
+async def test_packet_that_comes_in_the_pause_of_a_draining_server_is_answered_when_it_stops(
+    memory: Memory,
+) -> None:
+    class Pausing(TakenTurns):
+        def failed(self, is_ending: Callable[[], bool]) -> None:
+            assert not self.take(is_ending)
+
+    turns = Pausing()
+    both = Ends(turns=turns)
+    packet = encode_request(doubling(memory), [0], measure=False)
+    both.server.drain("the device is put away")
+    turns._woken.clear()
+    assert both.requests.write_message(packet)
+    await anyio.to_thread.run_sync(_rejected, both)
+    assert await anyio.to_thread.run_sync(lambda: turns.asked.acquire(timeout=ANSWER_S_MAX))
+    assert both.requests.write_message(packet)
+    both.server.begin_stop()
+    await anyio.to_thread.run_sync(_rejected, both)
+    await anyio.to_thread.run_sync(both.server.stop)
+    assert both.executed == 0
     await both.controller.aclose()
 
 

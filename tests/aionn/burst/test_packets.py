@@ -23,6 +23,7 @@ from aionn.burst.packets import (
     encode_request,
     encode_result,
     failed_result,
+    fits_packets,
     serialize_request,
     serialize_result,
     split_limits,
@@ -238,3 +239,24 @@ def test_packet_of_too_many_datums_is_refused_before_it_is_decoded(
 def test_packet_that_no_queue_of_a_client_of_ours_holds_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(MalformedPacket, match=f"at most {PACKET_BYTES_MAX} bytes"):
         decode_request(bytes(PACKET_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_packets_fit_up_to_the_datums_that_are_decoded(rank: int) -> None:
+    argument = RequestArgument(False, DataLocation(0, 0, 4), (1,) * rank)
+    count = (DATUMS_MAX - 3) // (1 + rank)
+    for number in (count, count + 1):
+        request = Request((argument,) * number, (), ())
+        packet = encode_request(request, (), measure=False, with_limits=True) + encode_limits(None, None)
+        assert fits_packets(request) is (number == count)
+        if number > count:
+            with pytest.raises(MalformedPacket, match="at most"):
+                decode_request(packet)
+        elif len(packet) <= PACKET_BYTES_MAX:
+            assert len(decode_request(packet).inputs) == number
+
+
+def test_packets_fit_whose_result_is_decoded() -> None:
+    for number, rank in ((800, 4), (4000, 0), (500, 9)):
+        output = RequestArgument(False, DataLocation(0, 0, 4), (1,) * rank)
+        assert fits_packets(Request((), (output,) * number, ())) is (rank == 4)

@@ -247,6 +247,37 @@ def test_only_so_many_wait():
     assert len(bench.run_all()) == 4
 
 
+def _fill(bench, owner, priority=MEDIUM):
+    """The number of jobs of an owner that are admitted before one is rejected."""
+    count = 0
+    while True:
+        name = f"{owner}.{priority}.{count}"
+        try:
+            bench.enter(name, priority, owner=owner(count) if callable(owner) else owner)
+        except ResourceExhausted as e:
+            assert e.transient
+            del bench.jobs[name]
+            return count
+        count += 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_process_takes_the_places_of_others(policy):
+    bench = Bench(waiting_max=64, policy=policy)
+    bench.enter("holder")
+    assert _fill(bench, lambda number: Connection("flood", number)) == 33
+    assert _fill(bench, lambda number: Connection("flood", number), HIGH) == 0
+    assert _fill(bench, Connection("other", 0)) == 16
+    assert _fill(bench, "a client alone") == 8
+    for number in range(7):  # The flood gets no place that another one leaves.
+        bench.slots.leave(bench.jobs[f"a client alone.{MEDIUM}.{number}"])
+        assert _fill(bench, Connection("flood", 0), LOW) == 0
+    assert _fill(bench, Connection("third", 0)) > 0
+    bench.run_all()
+    bench.enter("holder")
+    assert _fill(bench, None) == 64, "without clients all places are one's"
+
+
 def test_jobs_that_left_take_no_place_in_memory():
     bench = Bench(waiting_max=100)
     bench.enter("holder")

@@ -9,18 +9,21 @@ import mmap
 import os
 import socket
 import struct
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
+import anyio.to_thread
 import numpy as np
 import pytest
 
 import fmq
 from aionn.burst.packets import decode_result, encode_request
 from aionn.conformance.vts.models import endless_model
-from aionn.drivers.reference import ReferenceDevice
+from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.errors import DeadObject, Error, ErrorStatus, InvalidArgument, MissedDeadline
 from aionn.hal import (
     BufferDesc,
@@ -29,6 +32,7 @@ from aionn.hal import (
     DataLocation,
     ExecutionPreference,
     Memory,
+    Model,
     OperandType,
     OperationType,
     Priority,
@@ -39,18 +43,25 @@ from aionn.models.builder import GraphBuilder
 from aionn.service.client.device import RemoteDevice
 from aionn.service.host import process as process_module
 from aionn.service.host.process import listen
+from aionn.service.host.session import Session
+from aionn.service.progress import Progress
 from aionn.service.wire.handles import QueueHandle
 from aionn.service.wire.peers import Peers
 from aionn.service.wire.protocol import (
+    PROTOCOL_VERSION,
     Call,
     ConfigureBurst,
     ConfigureBurstReply,
     EndBurst,
     Failed,
+    FreePreparedModel,
     GetMemories,
+    GetMemoriesReply,
+    Hello,
     PrepareModel,
     decode,
 )
+from aionn.service.wire.quotas import Quotas
 from fmq.descriptor import Grantor, plan_layout
 
 ANSWER_S_MAX = 10.0
@@ -142,6 +153,46 @@ async def test_device_memories_go_through_bursts_without_an_identifier(served: A
             await burst.execute_synchronously(request, identifiers)
     await burst.execute_synchronously(work.request, [0])
     await buffer.aclose()
+    await burst.aclose()
+    await client.aclose()
+
+
+def _many(inputs: int, outputs: int) -> tuple[Model, Request, Memory]:
+    """A model that passes numbers of rank 4 on, and a request with the dimensions of its inputs."""
+    graph, count = GraphBuilder(), max(inputs, outputs)
+    kind, shape = OperandType.TENSOR_FLOAT32, (count // inputs, 1, 1, 1)
+    given = [graph.input(kind, shape) for _ in range(inputs)]
+    made = [graph.variable(kind, (count // outputs, 1, 1, 1)) for _ in range(outputs)]
+    if inputs > 1:
+        graph.operation(OperationType.CONCATENATION, [*given, 0], made)
+    else:
+        graph.operation(OperationType.SPLIT, [*given, 0, outputs], made)
+    memory = Memory.create(8 * count)
+    memory.array.view(np.float32)[:count] = np.arange(count)
+
+    def arguments(number: int, start: int, dimensions: tuple[int, ...]) -> tuple[RequestArgument, ...]:
+        size = 4 * count // number
+        return tuple(
+            RequestArgument(False, DataLocation(0, start + place * size, size), dimensions)
+            for place in range(number)
+        )
+
+    request = Request(arguments(inputs, 0, shape), arguments(outputs, 4 * count, ()), (memory,))
+    return graph.build(made), request, memory
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(900, 1), (1, 900)])
+async def test_request_or_result_with_more_datums_than_a_packet_has_goes_through_the_model(
+    served: Any, inputs: int, outputs: int
+) -> None:
+    client = served.client()
+    model, request, memory = _many(inputs, outputs)
+    burst = await (await client.prepare_model(model)).configure_execution_burst()
+    values = memory.array.view(np.float32).reshape(2, -1)
+    for identifier in (0, -1, 0):
+        values[1] = -1.0
+        await burst.execute_synchronously(request, [identifier])
+        assert (values[0] == values[1]).all()
     await burst.aclose()
     await client.aclose()
 
@@ -352,3 +403,77 @@ async def test_process_has_a_burst_until_its_thread_has_ended(
     await burst.aclose()
     assert not peer.bursts
     await client.aclose()
+
+
+class Answering:
+    """The channel to a client that has one memory."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    async def call(self, body: GetMemories, expected: object) -> GetMemoriesReply:
+        return GetMemoriesReply((self._memory,) * len(body.slots))
+
+
+@pytest.mark.parametrize("how", ["free", "end", "close"])
+async def test_nothing_is_freed_before_the_thread_of_a_burst_that_is_being_ended_is_done(
+    small: Any, how: str
+) -> None:
+    entered, may_end = threading.Event(), threading.Event()
+    closed: list[bool] = []
+
+    class Halting(ReferencePreparedModel):
+        def run(self, *asked: Any) -> Any:
+            entered.set()
+            assert may_end.wait(ANSWER_S_MAX)
+            return super().run(*asked)
+
+        async def aclose(self) -> None:
+            closed.append(may_end.is_set())
+            await super().aclose()
+
+    class HaltingDevice(ReferenceDevice):
+        def prepare(self, model: Model, *, priority: Priority, **terms: Any) -> Halting:
+            return Halting(self, model, priority)
+
+    device, work = HaltingDevice(), small.Sum()
+    channel: Any = Answering(work.memory)
+    requests, results = (fmq.MessageQueue.create(1, 1 << 12) for _ in range(2))
+    over: list[str] = []
+    async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
+        session = Session(device, portal, tasks, quotas=Quotas(), progress=Progress(None))
+        await session.handle(Hello(PROTOCOL_VERSION), channel)
+        prepare = PrepareModel(
+            small.sum_model(), ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, None
+        )
+        prepared: Any = await session.handle(prepare, channel)
+        queues = [QueueHandle(queue.descriptor, queue.fds) for queue in (requests, results)]
+        burst: Any = await session.handle(ConfigureBurst(prepared.prepared, *queues), channel)
+
+        async def do(what: str) -> None:
+            if what == "close":
+                await session.aclose()
+            else:
+                body = FreePreparedModel(prepared.prepared) if what == "free" else EndBurst(burst.burst)
+                await session.handle(body, channel)
+            over.append(what)
+
+        try:
+            assert requests.write_message(encode_request(work.request, [0], measure=False))
+            assert await anyio.to_thread.run_sync(entered.wait, ANSWER_S_MAX)
+            for what in ("end", how):
+                tasks.start_soon(do, what)
+                await anyio.wait_all_tasks_blocked()
+            assert not closed and not over and session.account.taken("bursts") == 1
+            assert session.bursts.under_way() == [None]
+        finally:
+            may_end.set()
+        while len(over) < 2:
+            await anyio.sleep(0.001)
+        assert session.account.taken("bursts") == 0 and not session.bursts.under_way()
+        assert results.read_message() is not None
+        await session.aclose()
+    assert closed == [True]
+    await device.aclose()
+    for queue in (requests, results):
+        queue.close()

@@ -99,11 +99,14 @@ async def test_object_of_the_device_at_its_host(
     session._buffers[buffer_handle] = owned_buffer._replace(buffer=slow_buffer)
     await cancelled_natively(session._free_buffer(buffer_handle), count)
     assert slow_buffer.is_closed
+    burst = await prepared.configure_execution_burst()
     owned = session._prepared[prepared.handle]
     slow_model = Slow(owned.model)
     session._prepared[prepared.handle] = owned._replace(model=slow_model)
     await cancelled_natively(session._free_prepared(prepared.handle), count)
     assert slow_model.is_closed
+    assert (session.account.taken("bursts"), session.account.taken("prepared_models")) == (0, 0)
+    await burst.aclose()
     await buffer.aclose()
     await client.aclose()
 

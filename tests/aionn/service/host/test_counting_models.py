@@ -1,4 +1,4 @@
-"""What a client's models count as in its memory: the count of large ones takes threads, and no more than one at a time."""
+"""What a client's models count as in its memory: the count of large ones takes threads, one at a time, and processes take turns."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aionn.hal import Subgraph
+from aionn.hal import Model, Subgraph
+from aionn.hal.callers import Connection
 from aionn.service.host import session
 from aionn.testing import models
 
 WAIT_S = 20.0
 MODELS = 20
 LARGE = models.identity((4,), operations=session.COUNTED_ON_LOOP_MAX)
+LARGER = models.identity((4,), operations=session.COUNTED_ON_LOOP_MAX + 1)
 
 
-async def test_large_models_are_counted_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_models_are_counted_one_at_a_time_and_processes_take_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     count, entered, may_end = session._structure_bytes, threading.Event(), threading.Event()
     threads: list[int] = []
+    order: list[int] = []
 
     def halting(graphs: Sequence[Subgraph]) -> int:
         threads.append(threading.get_ident())
+        order.append(len(graphs[0].operations) - session.COUNTED_ON_LOOP_MAX)
         entered.set()
         assert may_end.wait(WAIT_S)
         return count(graphs)
@@ -31,20 +37,22 @@ async def test_large_models_are_counted_one_at_a_time(monkeypatch: pytest.Monkey
     monkeypatch.setattr(session, "_structure_bytes", halting)
     counted: list[int] = []
 
-    async def one() -> None:
-        counted.append(await session._model_bytes(LARGE))
+    async def one(model: Model, process: str, client: int) -> None:
+        counted.append(await session._model_bytes(model, Connection(process, client)))
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(MODELS):
-            tasks.start_soon(one)
+        for number in range(MODELS):
+            tasks.start_soon(one, LARGE, "flood", number)
         try:
             while not entered.is_set():
                 await anyio.lowlevel.checkpoint()
+            tasks.start_soon(one, LARGER, "other", 0)
             await anyio.wait_all_tasks_blocked()
-            limiter = session._countings.get()
-            assert limiter.borrowed_tokens == 1 and limiter.statistics().tasks_waiting == MODELS - 1
+            assert session._countings.waiting_count == MODELS
             assert len(threads) == 1
         finally:
             may_end.set()
     assert threading.get_ident() not in threads
-    assert counted == MODELS * [count((LARGE.main,)) + len(LARGE.operand_values)]
+    assert order == [0, 0, 1] + [0] * (MODELS - 2)
+    sizes = {count((model.main,)) + len(model.operand_values) for model in (LARGE, LARGER)}
+    assert len(counted) == MODELS + 1 and set(counted) == sizes

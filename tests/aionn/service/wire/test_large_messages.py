@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -42,6 +43,7 @@ from aionn.service.wire.large import (
     in_memory,
     read_parts,
 )
+from aionn.service.wire.peers import Peers
 from aionn.service.wire.protocol import (
     PROTOCOL_VERSION,
     Call,
@@ -375,6 +377,49 @@ async def test_tasks_have_their_turn_while_a_large_model_is_received_and_order_s
     assert seen[1][1] - seen[0][1] >= elements / PART_ELEMENTS_MAX
     channel.release()
     theirs.close()
+
+
+async def test_processes_take_turns_at_copies_whatever_their_number_of_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy, may_end = channel_module.read_parts, threading.Event()
+    order: list[int] = []
+
+    def halting(stands_for: Any, fds: Any) -> Any:
+        order.append(stands_for.id)
+        assert may_end.wait(WAIT_S_MAX)
+        return copy(stands_for, fds)
+
+    async def handler(body: Any, channel: Channel) -> Any:
+        return SupportedOperationsReply((True,))
+
+    monkeypatch.setattr(channel_module, "read_parts", halting)
+    peers = Peers()
+    copies_max = channel_module.COPIES_AT_ONCE_MAX
+    processes = [1] * 8 + [2]
+    async with anyio.create_task_group() as tasks:
+        with contextlib.ExitStack() as stack:
+            channels = []
+            try:
+                for place, process in enumerate(processes, 1):
+                    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    channels.append(Channel(ours, handler, peer_name="the peer", peer=peers.of(process)))
+                    stack.callback(theirs.close)
+                    tasks.start_soon(channels[-1].run)
+                    payload, fds, _keep = encode(Call(process, SupportedOperations(chain(1000))))
+                    socket.send_fds(theirs, [payload], fds)
+                    with anyio.fail_after(WAIT_S_MAX):
+                        while len(order) + channel_module._copies.waiting_count < place:
+                            await anyio.sleep(0.001)
+            finally:
+                may_end.set()
+            with anyio.fail_after(WAIT_S_MAX):
+                while any(channel.received_count == 0 for channel in channels):
+                    await anyio.sleep(0.005)
+            tasks.cancel_scope.cancel()
+    assert sorted(order) == processes and order.index(2) <= 2 * copies_max
+    for channel in channels:
+        channel.release()
 
 
 async def test_few_large_messages_are_copied_at_once_whoever_sends_them(

@@ -1,4 +1,4 @@
-"""Models of several processes that are checked and prepared on one thread: whose turn is next, and who pauses for whom."""
+"""Executions of several processes, and models prepared on one thread: whose turn is next, and who pauses for whom."""
 
 from __future__ import annotations
 
@@ -14,16 +14,24 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from aionn.drivers.reference import ReferenceDevice
+from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.errors import InvalidArgument
-from aionn.hal import ExecutionPreference, Priority
+from aionn.hal import DataLocation, ExecutionPreference, Memory, Priority, Request, RequestArgument
 from aionn.hal.pieces import pace_of_call
 from aionn.service.host.session import Session
 from aionn.service.progress import Progress
 from aionn.service.wire import peers as peers_module
+from aionn.service.wire.handles import RequestOnWire
 from aionn.service.wire.load import Load
 from aionn.service.wire.peers import PAUSE, PIECE_NS, Peers
-from aionn.service.wire.protocol import PROTOCOL_VERSION, Hello, PrepareModel, SupportedOperations
+from aionn.service.wire.protocol import (
+    PROTOCOL_VERSION,
+    Execute,
+    ExecuteFenced,
+    Hello,
+    PrepareModel,
+    SupportedOperations,
+)
 from aionn.service.wire.quotas import Quotas
 from aionn.testing import models
 
@@ -102,6 +110,54 @@ async def test_connections_of_a_process_have_one_turn_together() -> None:
             await anyio.lowlevel.checkpoint()
         may_end.set()
     assert order.index(2) <= 2
+
+
+def _request() -> Request:
+    first, second = (RequestArgument(False, DataLocation(0, offset, 16)) for offset in (0, 16))
+    return Request((first,), (second,), (Memory.create(32),))
+
+
+@pytest.mark.parametrize("how", ["plain", "fenced", "burst"])
+async def test_executions_of_a_process_have_one_turn_together(how: str) -> None:
+    """With a turn for each connection, the executions of the other process would come after one of each."""
+    order: list[int] = []
+
+    class Noted(ReferencePreparedModel):
+        def run(self, *asked: Any) -> Any:
+            order.append(len(self.model.main.operations))
+            return super().run(*asked)
+
+    class NotingDevice(ReferenceDevice):
+        def prepare(self, model: Any, *, priority: Priority, **terms: Any) -> Noted:
+            return Noted(self, model, priority)
+
+    device = NotingDevice()
+
+    async def execute(session: Session, handle: int) -> None:
+        if how == "plain":
+            body = Execute(handle, RequestOnWire.of(_request()), False, None, None)
+            await session.handle(body, CHANNEL)
+        elif how == "fenced":
+            fenced = ExecuteFenced(handle, RequestOnWire.of(_request()), (), False, None, None, None)
+            reply: Any = await session.handle(fenced, CHANNEL)
+            await reply.fence
+        else:  # As the thread of a burst.
+            prepared: Any = session._prepared_model(handle)
+            await anyio.to_thread.run_sync(prepared.execute_bound, prepared.bind(_request()))
+
+    async with _serving(device) as served:
+        work: list[tuple[Session, int]] = []
+        for process in (*[1] * CONNECTIONS, 2):
+            session = await served.session(process)
+            prepared: Any = await session.handle(_prepare(process), CHANNEL)
+            work.append((session, prepared.prepared))
+        async with anyio.create_task_group() as tasks:
+            with device.gate.slot(Priority.MEDIUM, None, owner="another"):
+                for place, (session, handle) in enumerate([*work, work[-1]], 1):
+                    tasks.start_soon(execute, session, handle)
+                    while device.gate.waiting_count < place:
+                        await anyio.lowlevel.checkpoint()
+    assert order[:4] == [1, 2, 1, 2] and len(order) == CONNECTIONS + 2
 
 
 @pytest.mark.parametrize("how", ["prepare", "support"])
