@@ -23,6 +23,7 @@ LONG_FILES: dict[str, str] = {
 }
 LONG_FUNCTIONS: dict[str, str] = {}
 SLEEPERS: dict[str, str] = {
+    "aionn/platform/descriptors.py": "a thread that closes, while another releases what it closes",
     "aionn/service/host/process.py": "the thread that gives a process without a client its last seconds, as its loop may be stuck",
     "aionn/service/wire/peers.py": "the threads that prepare models and those of bursts leave the interpreter to other clients",
 }

@@ -570,13 +570,14 @@ def _decode(payload: bytes, fds: Sequence[int], sealed_only: bool, account: Acco
             return receive(lambda: FileHandle(fd), 1)
         if kind is QueueHandle:
             descriptor, indexes = value
-            return QueueHandle(
-                msgspec.convert(descriptor, fmq.MQDescriptor), [take(index) for index in indexes]
-            )
+            return QueueHandle(msgspec.convert(descriptor, fmq.MQDescriptor), list(map(take, indexes)))
         raise NotImplementedError(f"cannot receive a {kind.__name__}")
 
     try:
-        return _decode_message(payload, decode_hook)
+        message = _decode_message(payload, decode_hook)
+        if not free:
+            return message
+        raise InvalidArgument(f"message: {len(free)} descriptors belong to nothing in it")
     except BaseException:
         for fence in imported:
             fence.close()

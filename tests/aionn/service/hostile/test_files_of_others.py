@@ -1,11 +1,13 @@
-"""Clients that give files whose reading waits for a process of theirs: the server neither reads them nor waits for them."""
+"""Clients that give files whose reading or closing takes long: the server's event loop neither reads them nor waits for them."""
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import GeneralFailure
 from aionn.hal import CacheFiles, Priority
 from aionn.platform import descriptors
-from aionn.service.wire.handles import CacheOnWire, close_all
-from aionn.service.wire.protocol import Call, Failed, PrepareModelFromCache, Reply, decode, encode
+from aionn.service.wire.handles import CacheOnWire, close_gently, memory_from_wire
+from aionn.service.wire.protocol import Call, Failed, Ping, PrepareModelFromCache, Reply, decode, encode
+from aionn.service.wire.quotas import Account, Quotas
 from aionn.service.wire.received import close_unread
 from tests.aionn.service.hostile.file_server import FLUSH, GETATTR, READ, FileServer
 
@@ -77,7 +80,7 @@ async def test_cache_files_of_a_file_server_are_no_cache(
     # The files of before were not written.
     await client.prepare_model_from_cache(cache)
     await client.aclose()
-    close_all([*cache.model, *cache.data])
+    close_gently([*cache.model, *cache.data])
 
 
 async def test_a_file_that_answers_nothing_keeps_nobody_waiting_but_its_owner(
@@ -121,3 +124,103 @@ async def test_an_unread_file_that_answers_nothing_does_not_wait_for_its_closing
     file_server.release()
     theirs.close()
     await anyio.to_thread.run_sync(os.close, fd)
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, slow: set[int]) -> list[bool]:
+    """Whether each closing of a slow file was in the event loop's thread. Slow files are known by their numbers of inodes."""
+    loop_thread = threading.get_ident()
+    found: list[bool] = []
+    close, close_range = os.close, os.closerange
+
+    def note(fd: int) -> None:
+        try:
+            is_slow = os.fstat(fd).st_ino in slow
+        except OSError:
+            return
+        if is_slow:
+            found.append(threading.get_ident() == loop_thread)
+
+    def noted_close(fd: int) -> None:
+        note(fd)
+        close(fd)
+
+    def noted_close_range(first: int, end: int) -> None:
+        for fd in range(first, end):
+            note(fd)
+        close_range(first, end)
+
+    monkeypatch.setattr(os, "close", noted_close)
+    monkeypatch.setattr(os, "closerange", noted_close_range)
+    return found
+
+
+def large(size_bytes: int = 4 << 20) -> int:
+    fd = os.memfd_create("large", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.posix_fallocate(fd, 0, size_bytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return fd
+
+
+def directory() -> int:
+    return os.open("/", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def watching() -> int:
+    return ctypes.CDLL(None).inotify_init1(os.O_CLOEXEC)
+
+
+@pytest.mark.parametrize("make", [large, directory, watching])
+async def test_descriptors_that_belong_to_nothing_end_their_connection_and_are_closed_by_a_thread(
+    served: Any, small: Any, monkeypatch: pytest.MonkeyPatch, make: Callable[[], int]
+) -> None:
+    other = served.client("other")
+    await other.connect()
+    raw = await served.raw().hello()
+    fd = make()
+    with monkeypatch.context() as patched:
+        payload, _, _ = encode(Call(2, Ping()))
+        socket.send_fds(raw.sock, [payload], [fd] * 3)
+        slow = {os.fstat(fd).st_ino}
+        os.close(fd)
+        found = recorded(patched, slow)
+        assert await raw.receive() == b""
+        with anyio.fail_after(ANSWER_S_MAX):
+            while len(found) < 3:
+                await anyio.sleep(0.001)
+    assert not any(found)
+    raw.close()
+    prepared = await other.prepare_model(small.sum_model())
+    work = small.Sum()
+    await prepared.execute_synchronously(work.request)
+    assert work.is_right
+    await other.aclose()
+
+
+async def test_large_memories_of_a_client_that_leaves_are_closed_by_a_thread_and_count_until_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    account = Account(Quotas())
+    fd = large()
+    fields = (4 << 20, "ashmem", 0, True, None)
+    memory = memory_from_wire(fd, fields, sealed_only=True, account=account)
+    small_fd = large(4096)
+    small_memory = memory_from_wire(small_fd, (4096, *fields[1:]), sealed_only=True, account=account)
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def occupied(_: int) -> None:
+        begun.set()
+        assert may_go_on.wait(ANSWER_S_MAX)
+
+    descriptors.close_apart([large(4096)], occupied)
+    assert await anyio.to_thread.run_sync(begun.wait, ANSWER_S_MAX)
+    with monkeypatch.context() as patched:
+        found = recorded(patched, {os.fstat(fd).st_ino})
+        del memory, small_memory
+        assert account.taken("descriptors") == 2  # The small one is closed in place.
+        may_go_on.set()
+        with anyio.fail_after(ANSWER_S_MAX):
+            while account.taken("descriptors"):
+                await anyio.sleep(0.001)
+    assert found == [False]
+    os.close(fd)
+    os.close(small_fd)
