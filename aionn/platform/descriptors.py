@@ -43,7 +43,8 @@ __all__ = [
 ]
 
 OTHERS_MAX = 64
-"""Threads that close descriptors of other things than memory: some of them may wait for a process that answers late or never, for as long as it lives."""
+"""Threads that close descriptors of other things than memory: some of them may wait for a process that answers late or never, for
+as long as it lives."""
 
 QUICK_BYTES_MAX = 1 << 20
 """Memory that is freed in place: a fraction of a millisecond."""
@@ -84,7 +85,7 @@ class Kinds(NamedTuple):
 
     Attributes:
         foreign: Files of file systems that are not local, or that this process does not see.
-        useless: What each of the others is, in a word.
+        useless: What each descriptor of another kind is, in a word.
     """
 
     foreign: set[int]

@@ -60,7 +60,7 @@ class Descriptor:
 
 
 def close_quick(fds: Sequence[int]) -> list[int]:
-    """Closes those descriptors of a message whose closing takes no time. Returns the others."""
+    """Closes those descriptors of a message whose closing takes no time. Returns the rest."""
     # Each call releases the interpreter's lock, and may wait for a switch interval until it has it again: where another
     # thread computes, closing 240 descriptors one by one would keep the event loop for a second.
     if len(fds) > QUICK_COUNT_MAX:
