@@ -28,7 +28,6 @@ SLEEPERS: dict[str, str] = {
     "aionn/service/wire/peers.py": "the threads that prepare models and those of bursts leave the interpreter to other clients",
 }
 """``file: reason`` for files whose code may call time.sleep; it must run on a thread that is no event loop's."""
-
 BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base"}
 
 LOWEST = {"aionn.errors", "aionn.hal", "aionn.observability", "aionn.platform", "fences"}
