@@ -23,11 +23,11 @@ LONG_FILES: dict[str, str] = {
 }
 LONG_FUNCTIONS: dict[str, str] = {}
 SLEEPERS: dict[str, str] = {
+    "aionn/platform/descriptors.py": "a thread that closes, while another releases what it closes",
     "aionn/service/host/process.py": "the thread that gives a process without a client its last seconds, as its loop may be stuck",
     "aionn/service/wire/peers.py": "the threads that prepare models and those of bursts leave the interpreter to other clients",
 }
 """``file: reason`` for files whose code may call time.sleep; it must run on a thread that is no event loop's."""
-
 BAD_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "base"}
 
 LOWEST = {"aionn.errors", "aionn.hal", "aionn.observability", "aionn.platform", "fences"}

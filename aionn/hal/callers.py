@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
-__all__ = ["Connection", "MemoryAccount", "account_of_call", "client_of_call"]
+__all__ = ["Connection", "MemoryAccount", "Sharer", "account_of_call", "client_of_call", "sharer_of_call"]
 
 
 class Connection(NamedTuple):
@@ -44,3 +44,19 @@ class MemoryAccount(Protocol):
 
 account_of_call: ContextVar[MemoryAccount | None] = ContextVar("account_of_call", default=None)
 """The account of the growth of a device memory without a whole shape, whose ``Buffer.size_bytes`` is 0. None: no account."""
+
+
+class Sharer(NamedTuple):
+    """A process with which others share the memory of a device.
+
+    Attributes:
+        user: Its user.
+        process: Its identity.
+    """
+
+    user: Hashable
+    process: Hashable
+
+
+sharer_of_call: ContextVar[Sharer | None] = ContextVar("sharer_of_call", default=None)
+"""The process for which device memory is allocated; None where there is but one, which may have all of it."""

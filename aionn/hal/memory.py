@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 import errno
 import fcntl
+import functools
 import mmap
 import operator
 import os
@@ -180,6 +181,7 @@ class Memory:
         kind: MemoryKind,
         offset: int = 0,
         image: HardwareBufferDesc | None = None,
+        closing: Callable[[int, object], object] | None = None,
     ) -> None:
         self._fd = fd
         self.image = image
@@ -191,7 +193,8 @@ class Memory:
         self.file = status.st_dev, status.st_ino
         # The mapping itself goes with the last array that views it: numpy keeps the mmap object alive.
         self._at_close: list[Callable[[], object]] = []
-        self._finalizer = weakref.finalize(self, _end, fd, self._at_close)
+        ending = functools.partial(os.close, fd) if closing is None else functools.partial(closing, fd, array)
+        self._finalizer = weakref.finalize(self, _end, ending, self._at_close)
 
     @classmethod
     def create(cls, size_bytes: int, *, kind: MemoryKind = MemoryKind.ASHMEM, name: str = "aionn") -> Self:
@@ -257,6 +260,7 @@ class Memory:
         kind: MemoryKind = MemoryKind.ASHMEM,
         writable: bool = True,
         image: HardwareBufferDesc | None = None,
+        closing: Callable[[int, object], object] | None = None,
     ) -> Self:
         """Imports a descriptor, which is duplicated: the caller keeps and closes its own.
 
@@ -267,6 +271,8 @@ class Memory:
             kind: The spec's kind.
             writable: False maps read-only.
             image: The layout of the pixels of a ``HARDWARE_BUFFER``; None for every other kind.
+            closing: Called once, instead of os.close, with the pool's own descriptor and the object whose end unmaps it, in the
+                thread that drops the pool; None for a file that is closed without delay.
 
         Raises:
             InvalidArgument: No such file, not sealed, too small, or illegal numbers.
@@ -312,7 +318,7 @@ class Memory:
         except OSError as e:
             raise ResourceExhausted(f"memory: no descriptor left to import a pool: {e.strerror}") from e
         try:
-            return cls(own, _map(own, size_bytes, offset, writable=writable), kind, offset, image)
+            return cls(own, _map(own, size_bytes, offset, writable=writable), kind, offset, image, closing)
         except (OSError, ValueError) as e:
             os.close(own)
             # mmap needs a descriptor of its own: the limit may be reached here as well as one call earlier.
@@ -385,8 +391,8 @@ def _check_image(kind: MemoryKind, size_bytes: int | None, image: HardwareBuffer
         raise InvalidArgument(f"memory: expected {image.size_bytes} bytes for {image}, got {size_bytes}")
 
 
-def _end(fd: int, callbacks: list[Callable[[], object]]) -> None:
-    os.close(fd)
+def _end(ending: Callable[[], object], callbacks: list[Callable[[], object]]) -> None:
+    ending()
     for callback in callbacks:
         callback()
     callbacks.clear()

@@ -6,7 +6,8 @@ memories to executions.
 Invariants:
 1. Tokens start at 1; freed ones are used again, the last freed first. A token is unique among the live memories of its table.
 2. A memory is initialised by a successful write and uninitialised by a failed one; it can be read only while it is initialised.
-3. The bytes of all memories of a table never exceed ``bytes_max``, and those of a client never its account. Arrays that an
+3. The bytes of all memories of a table never exceed ``bytes_max``, those of a client never its account, and of the processes that
+   share a device one has a quarter at most, and one user half. Arrays that an
    execution still reads or writes outlive the memory, so that a race with a free or a write has undefined values, never a crash.
 
 Source: ``allocate`` and ``IBuffer`` of the NN HAL 1.3, and the buffer tracker of its sample driver.
@@ -18,7 +19,8 @@ import enum
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +40,7 @@ from aionn.hal import (
     operand_dtype,
     operand_size_bytes,
 )
-from aionn.hal.callers import account_of_call, client_of_call
+from aionn.hal.callers import Sharer, account_of_call, client_of_call, sharer_of_call
 from aionn.scheduler.worker_turns import BESIDE_MAX, WorkerTurns
 from fmq.available import MemoryShortage, check_available
 
@@ -104,6 +106,7 @@ class DeviceMemory:
         self.size_bytes = operand_size_bytes(operand.type, operand.dimensions)
         # The client that allocates counts a size that is known; what a write takes later is counted here.
         self._account = None if self.size_bytes else account_of_call.get()
+        self._sharer = sharer_of_call.get()
         self._state = MemoryState.UNINITIALIZED
         self._dimensions = operand.dimensions
         self._array = self._take(self.size_bytes)
@@ -113,14 +116,14 @@ class DeviceMemory:
         if self._account is not None:
             self._account.take_memory(size_bytes)
         try:
-            return self._table.take(size_bytes)
+            return self._table.take(size_bytes, self._sharer)
         except BaseException:
             if self._account is not None:
                 self._account.give_back_memory(size_bytes)
             raise
 
     def _give_back(self, size_bytes: int) -> None:
-        self._table.give_back(size_bytes)
+        self._table.give_back(size_bytes, self._sharer)
         if self._account is not None:
             self._account.give_back_memory(size_bytes)
 
@@ -355,6 +358,8 @@ class MemoryTable:
         # Reentrant: a buffer that the garbage collector drops is freed wherever the collector happens to run.
         self._lock = threading.RLock()
         self._used_bytes = 0
+        self._of_user: Counter[Hashable] = Counter()
+        self._of_process: Counter[Sharer] = Counter()
         self._by_token: list[DeviceMemory | None] = [None]  # Token 0 means no memory.
         self._free_tokens: list[int] = []
 
@@ -415,34 +420,57 @@ class MemoryTable:
             self._by_token[token] = None
             self._free_tokens.append(token)
 
-    def take(self, size_bytes: int) -> Bytes:
+    def _left_for(self, sharer: Sharer | None) -> int:
+        """Bytes that may be taken: a user may have what it leaves for all others, a process what it leaves for its user."""
+        left = self._bytes_max - self._used_bytes
+        if sharer is None:
+            return left
+        left_for_user = (left - self._of_user[sharer.user]) // 2
+        return max(0, (left_for_user - self._of_process[sharer]) // 2)
+
+    def _count(self, size_bytes: int, sharer: Sharer | None) -> None:
+        self._used_bytes += size_bytes
+        if sharer is not None:
+            self._of_user[sharer.user] += size_bytes
+            self._of_process[sharer] += size_bytes
+            if not self._of_user[sharer.user]:
+                del self._of_user[sharer.user]
+            if not self._of_process[sharer]:
+                del self._of_process[sharer]
+
+    def take(self, size_bytes: int, sharer: Sharer | None = None) -> Bytes:
         """New memory, zeroed, counted.
+
+        Args:
+            size_bytes: Its size.
+            sharer: The process that it is for, which leaves some for others; None for one that may have all.
 
         Raises:
             ResourceExhausted: The table's limit or the machine's memory is reached; persistent where it alone is too large.
         """
         with self._lock:
-            if self._used_bytes + size_bytes > self._bytes_max:
-                left = self._bytes_max - self._used_bytes
+            left = self._left_for(sharer)
+            if size_bytes > left:
+                most = self._bytes_max if sharer is None else self._bytes_max // 4
                 raise ResourceExhausted(
                     f"device memory: expected at most {left} bytes, got {size_bytes}",
-                    transient=size_bytes <= self._bytes_max,
+                    transient=size_bytes <= most,
                 )
-            self._used_bytes += size_bytes
+            self._count(size_bytes, sharer)
         try:
             # Its pages are allocated when they are written, where a shortage cannot be reported.
             check_available(size_bytes)
             return np.zeros(size_bytes, dtype=np.uint8)
         except MemoryShortage as e:
-            self.give_back(size_bytes)
+            self.give_back(size_bytes, sharer)
             raise ResourceExhausted(
                 f"device memory: cannot allocate {size_bytes} bytes: {e.strerror}", transient=e.transient
             ) from e
         except MemoryError as e:
-            self.give_back(size_bytes)
+            self.give_back(size_bytes, sharer)
             raise ResourceExhausted(f"device memory: no {size_bytes} bytes are left", transient=True) from e
 
-    def give_back(self, size_bytes: int) -> None:
+    def give_back(self, size_bytes: int, sharer: Sharer | None = None) -> None:
         """Counts memory that was taken as free again."""
         with self._lock:
-            self._used_bytes -= size_bytes
+            self._count(-size_bytes, sharer)

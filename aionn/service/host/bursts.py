@@ -158,6 +158,8 @@ class Bursts:
                     f"burst: expected a queue of at most {QUEUE_BYTES_MAX} bytes, got {queue.size_bytes}",
                     transient=False,
                 )
+            if not queue.is_small:
+                raise InvalidArgument("burst: expected a queue in small memory that is sealed and not locked")
             queue_bytes += queue.size_bytes
         with self._account.taking("bursts"), self._account.taking("memory_bytes", queue_bytes):
             return self._start(body, prepared, priority, channel, queue_bytes)

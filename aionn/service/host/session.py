@@ -43,7 +43,7 @@ from aionn.hal import (
     check_abilities,
     check_launch,
 )
-from aionn.hal.callers import Connection, account_of_call, client_of_call
+from aionn.hal.callers import Connection, Sharer, account_of_call, client_of_call, sharer_of_call
 from aionn.hal.pieces import pace_of_call
 from aionn.platform.loops import finish
 from aionn.scheduler.worker_turns import WorkerTurns
@@ -202,6 +202,8 @@ class Session:
             raise InvalidArgument(f"service: expected Hello first, got {type(body).__name__}")
         client_of_call.set(Connection(self._peer, self))  # Each call has a task of its own.
         account_of_call.set(self.account)
+        share = self.account.share
+        sharer_of_call.set(None if share is None else Sharer(share.user, share.process))
         pace_of_call.set(self._peer.pace(self._progress.moved_on))
         match body:
             case Hello():

@@ -16,7 +16,7 @@ Invariants:
 6. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
    cannot be used with GENERAL_FAILURE, and the connection continues; one that was cut off for another reason, or is not a message,
    ends the connection. A call with values of wrong types is answered with INVALID_ARGUMENT: an application chose them.
-7. No descriptor that the peer sends, read or not, makes a closing wait.
+7. No descriptor that the peer sends, read or not, makes a closing wait in the event loop, and the peer's next message waits for it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from aionn.service.wire.calls import (
     not_wanted,
     too_many_under_way,
 )
-from aionn.service.wire.handles import close_all
+from aionn.service.wire.handles import close_gently
 from aionn.service.wire.large import check_answered, in_memory, in_turns, read_parts
 from aionn.service.wire.load import Load
 from aionn.service.wire.outbox import Outbox, Outgoing
@@ -81,15 +81,17 @@ from aionn.service.wire.protocol import (
 from aionn.service.wire.quotas import Account
 from aionn.service.wire.received import (
     SENT_AT_ONCE_MAX,
+    close_charged,
     close_received,
     close_unread,
     descriptors_of,
     drain,
     have_strange_sockets,
+    local_only,
     no_descriptor_is_left,
 )
 from aionn.service.wire.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, WrongTypes, shortened
-from fences import SyncFence
+from fences import SyncFence, first
 
 __all__ = ["Channel", "Handler"]
 
@@ -260,12 +262,15 @@ class Channel:
                 self.close(f"{self._peer_name} sent an invalid message: {shortened(str(e))}")
                 return
             finally:
-                close_all(fds)
+                closed = close_charged(fds, self._peer) if fds else None
             self.received_count += 1
             if message is not None:
                 await self._take(message, size_bytes, len(payload), tasks)
             del message  # Its memories are not kept until the next one comes.
             self._outbox.wake()
+            if closed is not None:
+                await first([closed, self.ended])
+                await anyio.sleep(self._peer.pause_after_closing_ns() / 1e9)
 
     async def _take_turn(self, payload: bytes, fds: list[int]) -> None:
         """Lets other tasks go first when this connection has had its turn."""
@@ -355,6 +360,12 @@ class Channel:
                 self._turn_left = TURN_WEIGHT
                 self._has_waited = True
         fds = descriptors_of(ancillary) if ancillary else []
+        if fds and self._sealed_only:
+            try:
+                fds = await local_only(fds, self._account, self.ended)
+            except Error as e:
+                self.close(f"{self._peer_name} sent a message that cannot be taken: {e}")
+                return b"", [], False
         if fds and have_strange_sockets(fds):
             self.close(f"{self._peer_name} sent a socket that does not belong to a fence")
             await close_received(fds, self._peer.next_turn_of_leaving)
@@ -363,7 +374,7 @@ class Channel:
             # Asked before they are closed: the received ones are what fills the table.
             is_short = flags & socket.MSG_CTRUNC and not flags & socket.MSG_TRUNC and no_descriptor_is_left()
             if not is_short:
-                close_all(fds)
+                close_gently(fds)
                 self.close(f"{self._peer_name} sent a message that was cut off")
                 return b"", [], False
             return payload, fds, True

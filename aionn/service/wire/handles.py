@@ -9,6 +9,7 @@ Invariant: a descriptor in here is a duplicate of its own, close-on-exec, and cl
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from aionn.hal import (
     Request,
     RequestArgument,
 )
+from aionn.platform.descriptors import QUICK_COUNT_MAX, close_apart, is_quick
 from aionn.service.wire.quotas import Account
 from fmq.descriptor import FDS_MAX, check_descriptor
 
@@ -37,7 +39,8 @@ __all__ = [
     "PoolOnWire",
     "QueueHandle",
     "RequestOnWire",
-    "close_all",
+    "close_gently",
+    "close_quick",
     "memory_from_wire",
     "memory_on_wire",
 ]
@@ -51,22 +54,44 @@ class Descriptor:
 
     __slots__ = ("__weakref__", "fd")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, close: Callable[[int], object] = os.close) -> None:
         self.fd = fd
-        weakref.finalize(self, os.close, fd)
+        weakref.finalize(self, close, fd)
 
 
-def close_all(fds: Sequence[int]) -> None:
-    """Closes descriptors that came with one message."""
+def close_quick(fds: Sequence[int]) -> list[int]:
+    """Closes those descriptors of a message whose closing takes no time. Returns the rest."""
     # Each call releases the interpreter's lock, and may wait for a switch interval until it has it again: where another
-    # thread computes, closing 240 descriptors one by one would keep the event loop for a second. Those that came together are
-    # neighbours as a rule.
-    ordered = sorted(fds)
-    begin = 0
-    for end in range(1, len(ordered) + 1):
-        if end == len(ordered) or ordered[end] != ordered[end - 1] + 1:
-            os.closerange(ordered[begin], ordered[end - 1] + 1)
-            begin = end
+    # thread computes, closing 240 descriptors one by one would keep the event loop for a second.
+    if len(fds) > QUICK_COUNT_MAX:
+        return list(fds)
+    slow = []
+    for fd in fds:
+        if is_quick(fd):
+            os.close(fd)
+        else:
+            slow.append(fd)
+    return slow
+
+
+def close_gently(fds: Sequence[int]) -> None:
+    """Closes descriptors that came with one message, those whose closing can take long in a thread."""
+    slow = close_quick(fds)
+    if slow:
+        close_apart(slow)
+
+
+def _close_one(fd: int) -> None:
+    close_gently((fd,))
+
+
+def _close_memory(over: Callable[[], object], fd: int, array: object) -> None:
+    """Ends a memory of a client: see ``Memory.from_fd``."""
+    if is_quick(fd):
+        os.close(fd)
+        over()
+    else:
+        close_apart([fd], lambda _: over(), mapping=array)
 
 
 def memory_on_wire(memory: Memory) -> tuple[int, str, int, bool, HardwareBufferDesc | None]:
@@ -82,7 +107,7 @@ def memory_from_wire(fd: int, fields: object, *, sealed_only: bool, account: Acc
         fd: The descriptor.
         fields: What came beside it; see ``memory_on_wire``.
         sealed_only: Refuses files that the peer can shorten.
-        account: What the peer may have; the memory counts until it is dropped. None counts nothing.
+        account: What the peer may have; the memory counts until it is dropped and closed. None counts nothing.
 
     Raises:
         GeneralFailure: It cannot be mapped, or is not sealed.
@@ -94,14 +119,20 @@ def memory_from_wire(fd: int, fields: object, *, sealed_only: bool, account: Acc
     if sealed_only and not _is_sealed(fd):
         raise GeneralFailure("memory: a device that is shared takes sealed memory alone, got a file")
 
-    def make() -> Memory:
+    def make(over: Callable[[], object] | None = None) -> Memory:
         return Memory.from_fd(
-            fd, size_bytes=size_bytes, offset=offset, kind=MemoryKind(kind), writable=is_writable, image=image
+            fd,
+            size_bytes=size_bytes,
+            offset=offset,
+            kind=MemoryKind(kind),
+            writable=is_writable,
+            image=image,
+            closing=None if over is None else functools.partial(_close_memory, over),
         )
 
     if account is None:
         return make()
-    return account.receive(make, DESCRIPTORS_OF_MEMORY, max(0, size_bytes))
+    return account.receive_until_over(make, DESCRIPTORS_OF_MEMORY, max(0, size_bytes))
 
 
 _MEMORY_FIELDS = tuple[int, str, int, bool, HardwareBufferDesc | None]
@@ -130,11 +161,16 @@ class QueueHandle:
                 f"message: expected a queue of at most {FDS_MAX} descriptors, got {len(fds)}"
             )
         self.descriptor = descriptor
-        self._owned = [Descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)) for fd in fds]
+        self._owned = [Descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3), _close_one) for fd in fds]
 
     @property
     def fds(self) -> tuple[int, ...]:
         return tuple(owned.fd for owned in self._owned)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the files behind the descriptors are small, whatever their parts in the queue are, and remain so."""
+        return all(map(is_quick, self.fds))
 
     @property
     def size_bytes(self) -> int:
@@ -173,7 +209,7 @@ class FileHandle:
     __slots__ = ("__weakref__", "_owned")
 
     def __init__(self, fd: int) -> None:
-        self._owned = Descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
+        self._owned = Descriptor(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3), _close_one)
 
     @property
     def fd(self) -> int:

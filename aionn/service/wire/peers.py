@@ -34,6 +34,7 @@ then, and the median of its latency doubles.
 
 from __future__ import annotations
 
+import collections
 import time
 import types
 import weakref
@@ -105,6 +106,9 @@ UNAWAITED_MAX = 1
 PIECE_NS = 250_000
 """Time of the interpreter that a thread uses for a process between two pauses: with the pause, as long as two executions of a small
 model. The delay of an execution that meets a piece is no longer than the piece."""
+
+CLOSING_NS_MIN = 1_000_000
+"""Processor time of a closing that is not forgiven: memory that its sender keeps takes some microseconds."""
 
 _T = TypeVar("_T")
 
@@ -259,6 +263,7 @@ class Peer:
     __slots__ = (
         "__weakref__",
         "_backlog_until_ns",
+        "_closing_ns",
         "_newcomer_until_ns",
         "_packet_turn",
         "_received_ns",
@@ -275,6 +280,7 @@ class Peer:
         self.loads: list[Load] = []
         self.bursts: set[UsedBurst] = set()
         self._packet_turn = PacketTurn()
+        self._closing_ns: collections.deque[int] = collections.deque()
         self._turns = turns
         self._turn = anyio.Lock(fast_acquire=True)
         self._backlog_until_ns = 0
@@ -348,6 +354,17 @@ class Peer:
         self._backlog(now_ns)
         self._added_to(turns, now_ns).add(used_ns)
         return self.pause_after_ns(used_ns, now_ns)
+
+    def closed(self, used_ns: int) -> None:
+        """A thread has closed what came from this process, in so much processor time. From any thread."""
+        self._closing_ns.append(used_ns)
+
+    def pause_after_closing_ns(self) -> int:
+        """As ``pause_after_packet_ns``, for what ``closed`` has added since the last time, less than ``CLOSING_NS_MIN`` aside."""
+        used_ns = 0
+        while self._closing_ns:
+            used_ns += self._closing_ns.popleft()
+        return self.pause_after_packet_ns(used_ns, time.monotonic_ns()) if used_ns >= CLOSING_NS_MIN else 0
 
     def packet_turns(self) -> PacketTurns | None:
         """For the threads of its bursts. None for a process that is served alone."""

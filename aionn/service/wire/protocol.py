@@ -66,6 +66,7 @@ from aionn.service.wire.sizes import (
     MODEL_INLINE_BYTES_MAX,
     MODEL_KINDS,
     WrongTypes,
+    are_wrong_types,
     check_inline,
     read_envelope,
 )
@@ -570,13 +571,14 @@ def _decode(payload: bytes, fds: Sequence[int], sealed_only: bool, account: Acco
             return receive(lambda: FileHandle(fd), 1)
         if kind is QueueHandle:
             descriptor, indexes = value
-            return QueueHandle(
-                msgspec.convert(descriptor, fmq.MQDescriptor), [take(index) for index in indexes]
-            )
+            return QueueHandle(msgspec.convert(descriptor, fmq.MQDescriptor), list(map(take, indexes)))
         raise NotImplementedError(f"cannot receive a {kind.__name__}")
 
     try:
-        return _decode_message(payload, decode_hook)
+        message = _decode_message(payload, decode_hook)
+        if not free:
+            return message
+        raise InvalidArgument(f"message: {len(free)} descriptors belong to nothing in it")
     except BaseException:
         for fence in imported:
             fence.close()
@@ -585,15 +587,13 @@ def _decode(payload: bytes, fds: Sequence[int], sealed_only: bool, account: Acco
 
 def _decode_message(payload: bytes, decode_hook: Callable[[type, Any], Any]) -> Message:
     try:
-        message: Message = msgspec.msgpack.Decoder(Message, dec_hook=decode_hook).decode(payload)
+        return msgspec.msgpack.Decoder(Message, dec_hook=decode_hook).decode(payload)  # type: ignore[no-any-return]
     except (GeneralFailure, ResourceExhausted):
         raise
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError, NotAFenceError) as e:
-        has_wrong_types = isinstance(e, msgspec.ValidationError) and e.__cause__ is None
-        raise (WrongTypes if has_wrong_types else InvalidArgument)(f"message: {e}") from e
+        raise (WrongTypes if are_wrong_types(e) else InvalidArgument)(f"message: {e}") from e
     except OSError as e:
         raise ResourceExhausted(f"message: a descriptor cannot be kept: {e.strerror}", transient=True) from e
-    return message
 
 
 # The codecs of all messages are prepared here, and not on an event loop at the first message.

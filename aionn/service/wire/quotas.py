@@ -9,6 +9,7 @@ Invariant: an account is never below zero nor above its limit, from whatever thr
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 import weakref
 from collections import Counter
@@ -207,6 +208,30 @@ class Account:
                 made = make()
             weakref.finalize(made, self._drop, descriptors, mapped_bytes).atexit = False
         return made
+
+    def receive_until_over(
+        self, make: Callable[[Callable[[], object]], _T], descriptors: int, mapped_bytes: int
+    ) -> _T:
+        """As ``receive``, for an object that calls the function that ``make`` is given when it is closed."""
+        with (
+            self.taking("descriptors", descriptors),
+            self.taking("mapped_bytes", mapped_bytes),
+            self._sharing(descriptors),
+        ):
+            return make(functools.partial(self._drop, descriptors, mapped_bytes))
+
+    def take_descriptors(self, amount: int) -> None:
+        """Takes descriptors that belong to no object.
+
+        Raises:
+            ResourceExhausted: A limit would be exceeded; nothing is taken then.
+        """
+        with self.taking("descriptors", amount), self._sharing(amount):
+            pass
+
+    def give_back_descriptors(self, amount: int) -> None:
+        """Gives back what ``take_descriptors`` took. From any thread."""
+        self._drop(amount, 0)
 
     @contextmanager
     def _sharing(self, descriptors: int) -> Iterator[None]:

@@ -3,11 +3,12 @@
 Owns what must be known of a stranger's descriptor before it is closed: whether closing it can wait. Closing the last descriptor of
 a network socket whose owner asked to linger (SO_LINGER) waits until its peer has read everything: for hours, although the socket
 does not block. That holds as well for what the kernel closes by itself: descriptors of unread messages when a Unix socket is
-closed.
+closed. Closing a file of a file system in user space waits for the process that serves it. See ``platform.descriptors`` for more.
 
 Invariants:
 1. No closing of a received descriptor waits for a network, also one inside a Unix socket that was sent.
 2. A socket that does not belong to a fence is recognised before anything of the message is used.
+3. Of a client of a shared device, no file that another process may serve is read, asked for its size, or closed in the event loop.
 
 The content of a fence's packet is not examined: a fence is closed while other readers may still read it.
 """
@@ -19,19 +20,25 @@ import errno
 import os
 import select
 import socket
-import stat
 import struct
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
-from aionn.service.wire.handles import close_all
+from aionn.errors import InvalidArgument
+from aionn.platform.descriptors import close_apart, kinds_of
+from aionn.service.wire.handles import close_gently, close_quick
+from aionn.service.wire.peers import Peer
+from aionn.service.wire.quotas import Account
+from fences import SyncFence, first
 from fences.descriptor import NAME_PREFIX
 
 __all__ = [
     "SENT_AT_ONCE_MAX",
     "HangUps",
+    "close_charged",
     "close_in_turns",
     "close_received",
     "close_unread",
@@ -39,12 +46,16 @@ __all__ = [
     "drain",
     "has_unread",
     "have_strange_sockets",
+    "local_only",
     "no_descriptor_is_left",
     "payload_of",
 ]
 
 SENT_AT_ONCE_MAX = 253
 """Descriptors of one message (SCM_MAX_FD of the kernel). With room for fewer the kernel would close the rest itself."""
+
+FOREIGN_S_MAX = 1.0
+"""Time for which a connection waits until files of others that it sent are closed."""
 
 UNREAD_MAX = 1 << 16
 """Messages that are taken from a socket that is shut down: more than its buffer holds."""
@@ -71,6 +82,77 @@ def descriptors_of(ancillary: _Ancillary) -> list[int]:
     return list(fds)
 
 
+async def local_only(fds: Sequence[int], account: Account | None, ended: SyncFence) -> list[int]:
+    """The descriptors of a message, with the null device in the place of each file of another's file system.
+
+    Those are closed by a thread: until then they count, and for ``FOREIGN_S_MAX`` nothing more is read from the connection.
+
+    Args:
+        fds: The descriptors; closed where this raises.
+        account: The client's.
+        ended: Signalled when the connection has ended, which ends the wait.
+
+    Raises:
+        InvalidArgument: One is of a kind that no message uses.
+        OSError: No descriptor is left.
+        ResourceExhausted: The client has too many.
+    """
+    kinds = kinds_of(fds)
+    if not kinds.foreign and not kinds.useless:
+        return list(fds)
+    kept = [fd for fd in fds if fd not in kinds.foreign]
+    stand_ins = []
+    closed = SyncFence("closing of files")
+    try:
+        if kinds.foreign:
+            _close_counted(sorted(kinds.foreign), account, closed)
+        if kinds.useless:
+            raise InvalidArgument(f"no message uses such a descriptor: {next(iter(kinds.useless.values()))}")
+        with anyio.move_on_after(FOREIGN_S_MAX):
+            await first([closed, ended])
+        for _ in kinds.foreign:
+            stand_ins.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+            kept.append(stand_ins[-1])
+    except BaseException:
+        await close_received(kept, anyio.lowlevel.checkpoint)
+        raise
+    return [stand_ins.pop() if fd in kinds.foreign else fd for fd in fds]
+
+
+def close_charged(fds: Sequence[int], peer: Peer) -> SyncFence | None:
+    """Closes descriptors. Returns a fence that is signalled when a thread has closed some, which counts as the peer's use of the
+    loop; None where no thread does.
+    """
+    slow = close_quick(fds)
+    if not slow:
+        return None
+    closed = SyncFence("closing of descriptors")
+
+    def on_closed(used_ns: int) -> None:
+        peer.closed(used_ns)
+        closed.try_signal()
+
+    close_apart(slow, on_closed)
+    return closed
+
+
+def _close_counted(fds: list[int], account: Account | None, closed: SyncFence) -> None:
+    """Closes files of others, which count for the client until then."""
+    try:
+        if account is not None:
+            account.take_descriptors(len(fds))
+    except BaseException:
+        close_apart(fds)
+        raise
+
+    def on_closed(_: int) -> None:
+        if account is not None:
+            account.give_back_descriptors(len(fds))
+        closed.try_signal()
+
+    close_apart(fds, on_closed)
+
+
 def have_strange_sockets(fds: Sequence[int]) -> bool:
     """Whether there are sockets among descriptors that do not belong to a fence: they are to be closed by ``close_received``."""
     return any(map(_is_strange_socket, fds))
@@ -78,17 +160,15 @@ def have_strange_sockets(fds: Sequence[int]) -> bool:
 
 def _is_strange_socket(fd: int) -> bool:
     try:
-        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-            return False
+        # A file is recognised by the failure of a call for sockets: fstat may wait for the process that serves its file system.
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
     except OSError:
-        return False  # The file system of a file is at fault: that of a network is gone, for example.
-    # With the family given, the constructor does not ask the kernel for it.
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
+        return False
     try:
         name = sock.getsockname()
         return not (isinstance(name, bytes) and name.startswith(NAME_PREFIX))
-    except OSError:
-        return True
+    except OSError as e:
+        return e.errno != errno.ENOTSOCK
     finally:
         sock.detach()
 
@@ -114,8 +194,16 @@ def _weights(parts: _Parts) -> Iterator[int]:
 
 
 def _closing(fds: Iterable[int]) -> _Parts:
-    """Closes descriptors; those of sockets such that it does not wait."""
+    """Closes descriptors such that it does not wait; those that can take long in a thread."""
+    fds = list(fds)
+    foreign, useless = kinds_of(fds)
+    elsewhere = foreign.union(useless)
+    if elsewhere:
+        close_apart(sorted(elsewhere))
+        yield len(elsewhere)
     for fd in fds:
+        if fd in elsewhere:
+            continue
         if _is_strange_socket(fd):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
             try:
@@ -123,7 +211,7 @@ def _closing(fds: Iterable[int]) -> _Parts:
                     yield _emptying(sock)
             finally:
                 sock.detach()
-        close_all([fd])
+        close_gently([fd])
         yield 1
 
 
@@ -236,7 +324,7 @@ def has_unread(sock: socket.socket) -> bool:
 class HangUps:
     """Finds out which of many connections their peers have closed, also while messages are unread.
 
-    One call of the kernel asks for all: each call releases the interpreter's lock, as in ``handles.close_all``.
+    One call of the kernel asks for all: each call releases the interpreter's lock, as in ``handles.close_gently``.
     """
 
     def __init__(self) -> None:

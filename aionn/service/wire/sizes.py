@@ -25,6 +25,7 @@ __all__ = [
     "SMALL_BYTES_MAX",
     "TEXT_CHARACTERS_MAX",
     "WrongTypes",
+    "are_wrong_types",
     "array_length",
     "check_inline",
     "check_large",
@@ -102,8 +103,18 @@ def kind_of(payload: bytes) -> str:
     return found[1].decode()
 
 
+_VALUE_OF_A_BODY = re.compile(r" at `\$\.body\.(?!type`)")
+"""In a message of msgspec: the place of a value, which is not the name of the kind."""
+
+
 class WrongTypes(InvalidArgument):
     """A message whose values are not of the types that its kind has; the rest of it is in order."""
+
+
+def are_wrong_types(error: BaseException) -> bool:
+    """Whether an error of a decoder is about a value inside of a body whose kind it knows."""
+    is_about_a_type = isinstance(error, msgspec.ValidationError) and error.__cause__ is None
+    return is_about_a_type and _VALUE_OF_A_BODY.search(str(error)) is not None
 
 
 def check_inline(payload: bytes) -> None:

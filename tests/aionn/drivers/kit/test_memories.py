@@ -30,12 +30,14 @@ from aionn.hal import (
     BufferRole,
     Device,
     Memory,
+    Operand,
+    OperandType,
     OutputShape,
     PreparedModel,
     Request,
     Timing,
 )
-from aionn.hal.callers import Connection, client_of_call
+from aionn.hal.callers import Connection, Sharer, client_of_call, sharer_of_call
 from aionn.scheduler.worker_turns import BESIDE_MAX
 from fences import SyncFence
 from fmq.available import CHECKED_BYTES_MIN, Available
@@ -509,3 +511,43 @@ async def test_processes_take_turns_at_large_copies_whatever_their_number_of_con
         finally:
             may_end.set()
     assert sorted(order) == [1] * flood + [2] and order.index(2) <= 3 * BESIDE_MAX
+
+
+def test_processes_that_share_a_device_leave_memory_for_others() -> None:
+    table = MemoryTable(1200)
+
+    def taken(sharer: Sharer | None) -> int:
+        count = 0
+        while True:
+            try:
+                table.take(1, sharer)
+            except ResourceExhausted as e:
+                assert e.transient
+                return count
+            count += 1
+
+    greedy = Sharer("user", 1)
+    assert 299 <= taken(greedy) <= 300
+    assert 149 <= taken(Sharer("user", 2)) <= 150
+    assert taken(Sharer("other", 3)) >= 120
+    with pytest.raises(ResourceExhausted) as caught:
+        table.take(301, greedy)
+    assert not caught.value.transient
+    table = MemoryTable(1200)
+    assert taken(None) == 1200, "one process alone may have all"
+
+
+def test_a_memory_counts_for_the_process_of_the_call() -> None:
+    table = MemoryTable(1200)
+    operand = Operand(OperandType.TENSOR_FLOAT32, dimensions=(60,))
+    token = sharer_of_call.set(Sharer("user", 1))
+    kept = table.allocate(operand, frozenset())
+    with pytest.raises(ResourceExhausted):
+        table.allocate(operand, frozenset())
+    sharer_of_call.reset(token)
+    other = table.allocate(operand, frozenset())
+    assert len(table) == 2
+    del kept, other
+    token = sharer_of_call.set(Sharer("user", 1))
+    table.allocate(operand, frozenset())
+    sharer_of_call.reset(token)

@@ -39,7 +39,7 @@ from aionn.models.builder import GraphBuilder
 from aionn.service.host.session import Session
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
-from aionn.service.wire.handles import CacheOnWire, PoolOnWire, RequestOnWire, close_all
+from aionn.service.wire.handles import CacheOnWire, PoolOnWire, RequestOnWire, close_gently
 from aionn.service.wire.large import in_memory
 from aionn.service.wire.protocol import (
     DESCRIPTORS_MAX,
@@ -242,8 +242,9 @@ def fuzz_decode(small: Any, seed: int, count: int) -> int:
     fds = [fd for _, own, _ in encoded for fd in own]
     accepted = 0
     for _ in range(count):
-        payload = mutated(rng, rng.choice(payloads), payloads)
-        given = rng.sample(fds, rng.randrange(len(fds) + 1))
+        payload, own, _ = rng.choice(encoded)
+        payload = mutated(rng, payload, payloads)
+        given = own if rng.random() < 0.5 else rng.sample(fds, rng.randrange(len(fds) + 1))
         try:
             close_fences(decode(payload, given))
             accepted += 1
@@ -255,10 +256,19 @@ def fuzz_decode(small: Any, seed: int, count: int) -> int:
     return accepted
 
 
+def until_no_more_than(count: int) -> None:
+    """Waits for what threads close."""
+    until_s = time.monotonic() + 10
+    while len(os.listdir("/proc/self/fd")) > count:
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+
+
 def test_mutated_messages_are_refused_or_are_messages(small: Any) -> None:
     before = len(os.listdir("/proc/self/fd"))
     accepted = fuzz_decode(small, seed=5, count=10_000)
     gc.collect()
+    until_no_more_than(before)
     assert 100 < accepted < 9_900  # Mutations that are all refused, or none, would try nothing.
     assert len(os.listdir("/proc/self/fd")) <= before
 
@@ -370,6 +380,7 @@ def test_account_refuses_beyond_its_limit_and_takes_nothing_then() -> None:
 
 
 def test_many_descriptors_are_closed_at_once_while_another_thread_computes() -> None:
+    before = len(os.listdir("/proc/self/fd"))
     is_over = threading.Event()
 
     def compute() -> None:
@@ -384,12 +395,13 @@ def test_many_descriptors_are_closed_at_once_while_another_thread_computes() -> 
     try:
         thread.start()
         began_s = time.monotonic()
-        close_all(fds)
+        close_gently(fds)
         took_s = time.monotonic() - began_s
     finally:
         sys.setswitchinterval(interval_s)
         is_over.set()
         thread.join()
+    until_no_more_than(before)
     assert took_s < 25.0  # One by one it takes the interval for each: fifty seconds.
     for fd in fds:
         with pytest.raises(OSError):

@@ -1,0 +1,315 @@
+"""Descriptors that came from another process: which of them can be used without waiting for a process behind their file, and the
+closing of those whose closing can take long.
+
+Owns the decision, and the threads that close. The decision reads tables of the kernel, and nothing that a file system in user space
+(FUSE) or a file server answers: such an answer can take as long as that process likes, for fstat(2), read(2) and close(2) alike.
+
+The last closing of a memory frees its pages, 0.6 s for each GiB. That of an inotify instance takes up to 20 ms, and the removal of
+50,000 record locks, which any file can have, 50 ms.
+
+Invariants:
+1. No descriptor of a kind that is not known here is taken for usable, and no file of a mount that this process does not see.
+2. A descriptor is open during its check, so that its mount's number is not given to another mount.
+3. One thread closes memories, and at most ``OTHERS_MAX`` close all else; what comes beyond them waits, open. A closing that never
+   ends keeps no memory open.
+4. ``close_apart`` can be called by a finaliser: it waits for no lock.
+
+Source: F_GET_SEALS and F_GETLK in fcntl(2); proc_pid_fd(5), proc_pid_fdinfo(5), proc_pid_mountinfo(5); FUSE_FLUSH in fuse(4).
+"""
+
+from __future__ import annotations
+
+import _thread
+import collections
+import contextlib
+import fcntl
+import os
+import stat
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+__all__ = [
+    "LOCAL_TYPES",
+    "OTHERS_MAX",
+    "QUICK_BYTES_MAX",
+    "QUICK_COUNT_MAX",
+    "Kinds",
+    "close_apart",
+    "is_quick",
+    "kinds_of",
+]
+
+OTHERS_MAX = 64
+"""Threads that close descriptors of other things than memory: some of them may wait for a process that answers late or never, for
+as long as it lives."""
+
+QUICK_BYTES_MAX = 1 << 20
+"""Memory that is freed in place: a fraction of a millisecond."""
+
+QUICK_COUNT_MAX = 8
+"""More descriptors than these are closed by the thread without a look at each."""
+
+LOCAL_TYPES = {
+    *("bcachefs", "btrfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "ntfs3", "overlay", "ramfs"),
+    *("tmpfs", "vfat", "xfs", "zfs"),
+}
+"""Types of file systems that the kernel itself answers for, on a device or in memory."""
+
+KERNEL_TYPES = {
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "mqueue",
+    "proc",
+    "sysfs",
+    "tracefs",
+}
+"""Types of file systems without files of users: those of the kernel's tables and devices."""
+
+_EVENTFD = "anon_inode:[eventfd]"
+_SOCKET = "socket:["
+_LOCK = struct.Struct("hhqqi4x")
+_ANY_LOCK = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_RELEASE_S = 0.001
+_RELEASES_MAX = 20
+
+
+class Kinds(NamedTuple):
+    """The descriptors of a message that cannot be used.
+
+    Attributes:
+        foreign: Files of file systems that are not local, or that this process does not see.
+        useless: What each descriptor of another kind is, in a word.
+    """
+
+    foreign: set[int]
+    useless: dict[int, str]
+
+
+def kinds_of(fds: Sequence[int]) -> Kinds:
+    """The descriptors that are not shared memory, sockets, eventfds, or regular files of a local file system.
+
+    Sockets are left to the caller. Takes a microsecond for shared memory, and some tenths of a millisecond where there are files.
+
+    Args:
+        fds: Open descriptors.
+    """
+    kinds = Kinds(set(), {})
+    files = []
+    for fd in fds:
+        if _seals_of(fd) is not None:
+            continue
+        target = _target(fd)
+        if target.startswith("/"):
+            files.append(fd)
+        elif target != _EVENTFD and not target.startswith(_SOCKET):
+            # Files have paths; other objects of the kernel have the name of their kind, perhaps a number behind it.
+            kinds.useless[fd] = target.removeprefix("anon_inode:").partition(":")[0].strip("[]") or "nothing"
+    if files:
+        types = _types_of_mounts()
+        for fd in files:
+            _look_at_file(fd, types, kinds)
+    return kinds
+
+
+def _look_at_file(fd: int, types: dict[str, str], kinds: Kinds) -> None:
+    mount, flags = _mount_and_flags(fd)
+    kind = types.get(mount)
+    if flags & os.O_PATH:
+        kinds.useless[fd] = "a path without a file"
+    elif kind in KERNEL_TYPES:
+        kinds.useless[fd] = f"a file of {kind}"
+    elif kind not in LOCAL_TYPES:
+        kinds.foreign.add(fd)
+    elif not _is_regular(fd):
+        kinds.useless[fd] = "no regular file"
+
+
+def is_quick(fd: int) -> bool:
+    """Whether a usable descriptor is certainly closed in some microseconds: an eventfd, a socket or a small memory, without record
+    locks. A memory stays small only if it is sealed against growing.
+    """
+    seals = _seals_of(fd)
+    try:
+        if seals is None:
+            target = _target(fd)
+            is_small = target == _EVENTFD or target.startswith(_SOCKET)
+        else:
+            status = os.fstat(fd)
+            # Pages beyond the end of the file are not part of its size.
+            is_small = (
+                bool(seals & fcntl.F_SEAL_GROW)
+                and max(status.st_size, 512 * status.st_blocks) <= QUICK_BYTES_MAX
+            )
+        return is_small and _LOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _ANY_LOCK))[0] == fcntl.F_UNLCK
+    except OSError:
+        return False
+
+
+class _Job:
+    """Work of a closing thread.
+
+    Args:
+        fds: Are closed.
+        mapping: An object whose end unmaps memory, or None. It is released when no one else has it, or after some milliseconds.
+        on_closed: Called in the thread, with the processor time in ns that it took.
+        others: The threads that close all but memory; None to close all here.
+        used_ns: Processor time that it took elsewhere.
+    """
+
+    __slots__ = ("_fds", "_mapping", "_on_closed", "_others", "_used_ns")
+
+    def __init__(
+        self,
+        fds: Sequence[int],
+        mapping: object,
+        on_closed: Callable[[int], object],
+        others: _Threads | None,
+        used_ns: int = 0,
+    ) -> None:
+        self._fds = fds
+        self._mapping = mapping
+        self._on_closed = on_closed
+        self._others = others
+        self._used_ns = used_ns
+
+    def do(self) -> None:
+        began_ns = time.thread_time_ns()
+        left = [] if self._others is None else [fd for fd in self._fds if _seals_of(fd) is None]
+        if not left and self._mapping is not None:
+            self._release_mapping()
+        _close_ranges(sorted(set(self._fds).difference(left)))
+        used_ns = self._used_ns + time.thread_time_ns() - began_ns
+        if left and self._others is not None:
+            self._others.put(_Job(left, self._mapping, self._on_closed, None, used_ns))
+        else:
+            self._on_closed(used_ns)
+
+    def _release_mapping(self) -> None:
+        for _ in range(_RELEASES_MAX):
+            if sys.getrefcount(self._mapping) <= 2:  # Of this object, and of the call.
+                break
+            time.sleep(_RELEASE_S)
+        self._mapping = None
+
+
+def _close_ranges(ordered: list[int]) -> None:
+    # Each call releases the interpreter's lock, for which another thread may let it wait. Descriptors of one message are neighbours
+    # as a rule.
+    begin = 0
+    for end in range(1, len(ordered) + 1):
+        if end == len(ordered) or ordered[end] != ordered[end - 1] + 1:
+            os.closerange(ordered[begin], ordered[end - 1] + 1)
+            begin = end
+
+
+class _Threads:
+    """Threads that close, started when there is work, and ended without it."""
+
+    # Each step is one operation of a C type: a finaliser may come between any two, and call ``put``.
+
+    def __init__(self, count: int) -> None:
+        self._places = collections.deque(range(count))
+        self.jobs: collections.deque[_Job] = collections.deque()
+
+    def put(self, job: _Job) -> None:
+        self.jobs.append(job)
+        with contextlib.suppress(IndexError):
+            place = self._places.popleft()
+            try:
+                _thread.start_new_thread(self._work, (place,))
+            except RuntimeError:  # No thread is left.
+                self._work(place)
+
+    def _work(self, place: int) -> None:
+        while True:
+            with contextlib.suppress(IndexError):
+                while True:
+                    self.jobs.popleft().do()
+            self._places.append(place)
+            # Looked at again when the place is free: one that came before that found none.
+            if not self.jobs:
+                return
+            try:
+                place = self._places.popleft()
+            except IndexError:
+                return
+
+
+_memories = _Threads(1)
+_others = _Threads(OTHERS_MAX)
+
+
+def _nothing(used_ns: int) -> None:
+    pass
+
+
+def close_apart(
+    fds: Sequence[int], on_closed: Callable[[int], object] = _nothing, *, mapping: object = None
+) -> None:
+    """Closes descriptors in a thread; here where no thread is left.
+
+    Args:
+        fds: The descriptors, given to this call.
+        on_closed: Called in that thread when all of them are closed, with the processor time in ns that it took.
+        mapping: What has mapped them, and has no other user from now on; released first.
+    """
+    _memories.put(_Job(fds, mapping, on_closed, _others))
+
+
+def _seals_of(fd: int) -> int | None:
+    """The seals of a file in shared memory; None of all else."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return None
+
+
+def _is_regular(fd: int) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode)
+    except OSError:
+        return False  # Its device is at fault.
+
+
+def _target(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def _mount_and_flags(fd: int) -> tuple[str, int]:
+    """The number of a file's mount, empty where it cannot be read, and the flags with which it was opened."""
+    mount, flags = "", 0
+    for line in _lines(f"/proc/self/fdinfo/{fd}"):
+        name, _, value = line.partition(":")
+        if name == "mnt_id":
+            mount = value.strip()
+        elif name == "flags":
+            flags = int(value, 8)
+    return mount, flags
+
+
+def _types_of_mounts() -> dict[str, str]:
+    """The types of the file systems that this process sees mounted, by the numbers of the mounts."""
+    found = {}
+    for line in _lines("/proc/self/mountinfo"):
+        mount, _, file_system = line.partition(" - ")
+        found[mount.partition(" ")[0]] = file_system.partition(" ")[0]
+    return found
+
+
+def _lines(path: str) -> list[str]:
+    """The lines of a file of the kernel; none where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read().split("\n")
+    except OSError:
+        return []

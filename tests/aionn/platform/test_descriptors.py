@@ -1,0 +1,170 @@
+"""Descriptors from other processes are recognised without a question to the file's own server, and closed in threads."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import pty
+import select
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aionn.platform import descriptors
+from aionn.platform.descriptors import OTHERS_MAX, QUICK_BYTES_MAX, close_apart, is_quick, kinds_of
+
+WAIT_S_MAX = 10.0
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def sealed(size_bytes: int, seals: int = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK) -> int:
+    fd = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
+    os.posix_fallocate(fd, 0, size_bytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+def lock(fd: int, command: int) -> None:
+    fcntl.fcntl(fd, command, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 1, 1, 0))
+
+
+def test_memory_sockets_eventfds_and_local_files_are_usable(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    fds = [os.memfd_create("usable"), os.eventfd(0), os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)]
+    with ours, theirs:
+        assert kinds_of([*fds, ours.fileno()]) == (set(), {})
+    close_apart(fds)
+
+
+def test_descriptors_of_other_kinds_are_useless(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    end, other_end = os.pipe()
+    with select.epoll() as made:
+        epoll = os.dup(made.fileno())
+    fds = {
+        end: "pipe",
+        other_end: "pipe",
+        epoll: "eventpoll",
+        LIBC.inotify_init1(0): "inotify",
+        LIBC.timerfd_create(1, 0): "timerfd",
+        LIBC.signalfd(-1, bytes(128), 0): "signalfd",
+        os.pidfd_open(os.getpid()): "pidfd",
+        os.open("/proc/self/status", os.O_RDONLY): "a file of proc",
+        os.open("/proc/self/ns/net", os.O_RDONLY): "net",
+        os.open(tmp_path, os.O_RDONLY): "no regular file",
+        os.open(tmp_path, os.O_PATH): "a path without a file",
+        os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK): "no regular file",
+    }
+    assert kinds_of(list(fds)) == (set(), fds)
+    assert not any(map(is_quick, fds))
+    for fd in fds:
+        os.close(fd)
+
+
+def test_devices_and_terminals_are_never_usable() -> None:
+    fds = [os.open("/dev/zero", os.O_RDONLY), *pty.openpty()]
+    foreign, useless = kinds_of(fds)
+    assert foreign.union(useless) == set(fds)
+    for fd in fds:
+        os.close(fd)
+
+
+def test_small_sealed_memory_without_locks_is_closed_quickly() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert is_quick(ours.fileno())
+    fds = [sealed(QUICK_BYTES_MAX)]
+    assert is_quick(fds[0])
+    fds += [sealed(QUICK_BYTES_MAX + 1), sealed(4096, fcntl.F_SEAL_SHRINK)]
+    fds += [sealed(4096), sealed(4096)]
+    reopened = os.open(f"/proc/self/fd/{fds[3]}", os.O_RDWR)
+    lock(reopened, fcntl.F_OFD_SETLK)
+    lock(fds[4], fcntl.F_OFD_SETLK)
+    # Pages behind its end.
+    behind = os.memfd_create("behind", os.MFD_ALLOW_SEALING)
+    assert LIBC.fallocate(behind, 1, ctypes.c_long(0), ctypes.c_long(QUICK_BYTES_MAX + 4096)) == 0
+    fcntl.fcntl(behind, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    assert os.fstat(behind).st_size == 0
+    fds += [reopened, behind]
+    assert not any(map(is_quick, fds[1:]))
+    for fd in fds:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("kind", ["fuse", "fuseblk", "fuse.sshfs", "nfs4", "9p", "cifs", None])
+def test_files_of_a_server_or_of_an_unseen_mount_are_asked_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None
+) -> None:
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    number, _ = descriptors._mount_and_flags(fd)
+    line = (
+        f"{number} 1 0:25 / /a\\040-\\040b rw - {kind} source rw"
+        if kind
+        else "1 1 0:1 / / rw - ext4 source rw"
+    )
+    lines = {"/proc/self/mountinfo": [line], f"/proc/self/fdinfo/{fd}": [f"mnt_id:\t{number}"]}
+    monkeypatch.setattr(descriptors, "_lines", lines.__getitem__)
+    asked: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", asked.append)
+        assert kinds_of([fd]) == ({fd}, {})
+    assert not asked
+    os.close(fd)
+
+
+def test_closings_that_wait_take_a_bounded_number_of_threads_and_keep_no_memory_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, released, closed = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
+    waiting: list[Any] = []
+    pipes = [fd for _ in range((OTHERS_MAX + 4) // 2) for fd in os.pipe()]
+    close = os.closerange
+
+    def close_late(first: int, end: int) -> None:
+        if first in pipes:
+            waiting.append(threading.get_ident())
+            begun.release()
+            assert released.wait(WAIT_S_MAX)
+        close(first, end)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "closerange", close_late)
+        for fd in pipes:
+            close_apart([fd], lambda _: closed.release())
+        for _ in range(OTHERS_MAX):
+            assert begun.acquire(timeout=WAIT_S_MAX)
+        memory_closed = threading.Event()
+        close_apart([sealed(4096)], lambda _: memory_closed.set())
+        assert memory_closed.wait(WAIT_S_MAX)
+        assert len(descriptors._others.jobs) == len(pipes) - OTHERS_MAX
+        released.set()
+        for _ in pipes:
+            assert closed.acquire(timeout=WAIT_S_MAX)
+    assert len(waiting) == len(pipes)
+
+
+def test_memory_is_unmapped_by_the_thread_when_it_is_let_go() -> None:
+    fd = sealed(2 * QUICK_BYTES_MAX)
+    number = os.fstat(fd).st_ino
+    array = np.frombuffer(mmap.mmap(fd, 2 * QUICK_BYTES_MAX), dtype=np.uint8)
+    closed = threading.Event()
+    threads: list[int] = []
+
+    def on_closed(used_ns: int) -> None:
+        threads.append(threading.get_ident())
+        assert used_ns > 0
+        with open("/proc/self/maps") as maps:
+            assert not any(f" {number} " in line and "sealed" in line for line in maps)
+        closed.set()
+
+    close_apart([fd], on_closed, mapping=array)
+    del array
+    assert closed.wait(WAIT_S_MAX)
+    assert threads != [threading.get_ident()]
