@@ -290,6 +290,9 @@ class _Graph:
         return True
 
     def solve(self) -> bool:
+        inputs = (value for draft in self.drafts.values() for value in draft.inputs)
+        if not all(value.has_guaranteed_numbers for value in inputs):
+            return False
         return self.extents.solve(_stream(self.plan.test, self.plan.seed, self.plan.extent_max, 3))
 
 
@@ -297,7 +300,9 @@ class _Graph:
 
 
 def make_case(plan: Plan) -> Case | None:
-    """The model and inputs of a plan; None where the extents have no solution that the search finds."""
+    """The model and inputs of a plan; None where the extents have no solution that the search finds, or an operation cannot have
+    the inputs that it needs.
+    """
     graph = _Graph(plan)
     return _case_of(graph) if graph.solve() else None
 

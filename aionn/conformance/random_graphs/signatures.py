@@ -145,6 +145,13 @@ class Value:
         """The extents, once the network is solved."""
         return tuple(extent.value for extent in self.dimensions)
 
+    @property
+    def has_guaranteed_numbers(self) -> bool:
+        """Whether there is a number as it is guaranteed: with the greatest zero point, none is positive."""
+        properties = OPERAND_TYPE_PROPERTIES[self.type]
+        is_positive = Guarantee.NON_NEGATIVE | Guarantee.NON_ZERO in self.guarantee
+        return not (properties.is_quantized and is_positive and self.zero_point == properties.zero_point_max)
+
 
 class Draft:
     """One operation of a random graph while it is being put together.

@@ -18,7 +18,16 @@ import numpy.typing as npt
 import pytest
 
 import aionn.conformance.random_graphs.graphs as random_graphs
-from aionn.conformance.random_graphs.graphs import Case, check, draw_case, draw_plan, interpret, make_case
+from aionn.conformance.random_graphs.graphs import (
+    Case,
+    Plan,
+    PlannedOperation,
+    check,
+    draw_case,
+    draw_plan,
+    interpret,
+    make_case,
+)
 from aionn.conformance.random_graphs.plain import PlainCall
 from aionn.conformance.random_graphs.plain_evaluation import DEFINITIONS, evaluate_plainly
 from aionn.conformance.random_graphs.sets import (
@@ -34,6 +43,7 @@ from aionn.hal import (
     DataLocation,
     Model,
     OperandLifeTime,
+    OperandType,
     OperationType,
     constant_array,
     is_scalar_type,
@@ -164,6 +174,22 @@ def test_smaller_extents_make_a_legal_case_or_none(extent_max: int) -> None:
                 made += 1
                 assert level_of(case) > 0
     assert made
+
+
+def test_inputs_that_have_to_be_positive_are() -> None:
+    """With the greatest zero point there is no positive number: this plan was drawn with one of them before."""
+    plan = Plan(
+        "CHAIN_TENSOR_QUANT8_ASYMM_SIGNED",
+        565875,
+        (PlannedOperation(1, "RSQRT_quantized_7", OperandType.TENSOR_QUANT8_ASYMM_SIGNED, 1),),
+        (),
+        1,
+    )
+    assert make_case(plan) is None
+    case = make_case(msgspec.structs.replace(plan, seed=565876))
+    assert case is not None
+    (number,) = case.inputs[0]
+    assert number > case.model.main.operands[0].zero_point
 
 
 def test_large_graphs_are_linked() -> None:
