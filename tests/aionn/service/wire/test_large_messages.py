@@ -396,7 +396,8 @@ async def test_processes_take_turns_at_copies_whatever_their_number_of_connectio
     monkeypatch.setattr(channel_module, "read_parts", halting)
     peers = Peers()
     copies_max = channel_module.COPIES_AT_ONCE_MAX
-    processes = [1] * 8 + [2]
+    # Threads that began together may run in another order.
+    processes = [1] * (10 * copies_max) + [2]
     async with anyio.create_task_group() as tasks:
         with contextlib.ExitStack() as stack:
             channels = []
@@ -417,7 +418,7 @@ async def test_processes_take_turns_at_copies_whatever_their_number_of_connectio
                 while any(channel.received_count == 0 for channel in channels):
                     await anyio.sleep(0.005)
             tasks.cancel_scope.cancel()
-    assert sorted(order) == processes and order.index(2) <= 2 * copies_max
+    assert sorted(order) == processes and order.index(2) <= 5 * copies_max
     for channel in channels:
         channel.release()
 
