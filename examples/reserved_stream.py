@@ -15,8 +15,8 @@ import numpy.typing as npt
 import aionn
 
 MODEL = Path(__file__).parent / "data" / "digits_float.tflite"
-FRAMES = 10
-PERIOD_S = 0.03
+FRAMES = 6
+PERIOD_S = 0.2
 
 
 async def camera() -> AsyncIterator[npt.NDArray[np.float32]]:
