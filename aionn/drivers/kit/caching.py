@@ -60,9 +60,9 @@ BLOCK_BYTES = 1 << 20
 POOLS_MAX = 256
 """Most pools of a saved model; each takes two descriptors. A message to a driver process carries fewer."""
 
-STRUCTURE_BYTES_MAX = 8 << 20
-"""Longest description of a model that is saved and decoded, of some 80,000 operations: decoding holds the interpreter's lock, and
-takes several times the memory."""
+STRUCTURE_BYTES_MAX = 1 << 20
+"""Longest description of a model that is saved and decoded, of some 10,000 operations: decoding holds the interpreter's lock, for
+0.05 s then, and takes several times the memory."""
 
 _READ_BYTES_MAX = 0x7FFFF000
 """Most bytes of one call of read(2)."""
