@@ -58,17 +58,21 @@ class _Burst:
         server: Has the thread that listens.
         stopped: Signalled when that thread is done.
         queue_bytes: What its queues take.
+        descriptors: Number of those that its queues have open.
         asking: The last question for memories; None before the first.
         asked_ns: When it was asked, while the thread waits for its answer; None otherwise.
     """
 
-    __slots__ = ("asked_ns", "asking", "prepared", "queue_bytes", "server", "stopped")
+    __slots__ = ("asked_ns", "asking", "descriptors", "prepared", "queue_bytes", "server", "stopped")
 
-    def __init__(self, prepared: int, server: BurstServer, stopped: SyncFence, queue_bytes: int) -> None:
+    def __init__(
+        self, prepared: int, server: BurstServer, stopped: SyncFence, queue_bytes: int, descriptors: int
+    ) -> None:
         self.prepared = prepared
         self.server = server
         self.stopped = stopped
         self.queue_bytes = queue_bytes
+        self.descriptors = descriptors
         self.asking: anyio.CancelScope | None = None
         self.asked_ns: int | None = None
 
@@ -150,7 +154,7 @@ class Bursts:
             raise InvalidArgument(
                 f"burst: expected a polling window of at most {POLLING_US_MAX} microseconds, got {body.polling_us}"
             )
-        queue_bytes = 0
+        queue_bytes = descriptors = 0
         for queue in (body.requests, body.results):
             # Attaching gives the memory all its pages, here in the event loop.
             if queue.size_bytes > QUEUE_BYTES_MAX:
@@ -161,17 +165,22 @@ class Bursts:
             if not queue.is_small:
                 raise InvalidArgument("burst: expected a queue in small memory that is sealed and not locked")
             queue_bytes += queue.size_bytes
-        with self._account.taking("bursts"), self._account.taking("memory_bytes", queue_bytes):
-            return self._start(body, prepared, priority, channel, queue_bytes)
+            descriptors += queue.attached_descriptors
+        with (
+            self._account.taking("bursts"),
+            self._account.taking("memory_bytes", queue_bytes),
+            self._account.taking_descriptors(descriptors),
+        ):
+            handle, server, stopped = self._start(body, prepared, priority, channel)
+        self._bursts[handle] = _Burst(body.prepared, server, stopped, queue_bytes, descriptors)
+        if self._why_draining is not None:
+            server.drain(self._why_draining)
+        return handle
 
     def _start(
-        self,
-        body: ConfigureBurst,
-        prepared: PreparedModel,
-        priority: Priority,
-        channel: Channel,
-        queue_bytes: int,
-    ) -> int:
+        self, body: ConfigureBurst, prepared: PreparedModel, priority: Priority, channel: Channel
+    ) -> tuple[int, BurstServer, SyncFence]:
+        """The handle, the server, and what is signalled when its thread is done."""
         requests = body.requests.attach(spin_ns=1000 * body.polling_us)
         try:
             results = body.results.attach()
@@ -229,10 +238,7 @@ class Bursts:
             unwatch()
             server.stop()
             raise ResourceExhausted(f"burst: no thread is left for it: {e}", transient=True) from e
-        self._bursts[handle] = _Burst(body.prepared, server, stopped, queue_bytes)
-        if self._why_draining is not None:
-            server.drain(self._why_draining)
-        return handle
+        return handle, server, stopped
 
     def _executor(self, prepared: PreparedModel) -> tuple[Callable[[Request], object] | None, BurstExecute]:
         """The execution of a burst's thread: with arguments bound once if the driver can, otherwise by the loop."""
@@ -319,6 +325,7 @@ class Bursts:
         del self._ending[handle]
         self._account.give_back("bursts")
         self._account.give_back("memory_bytes", burst.queue_bytes)
+        self._account.give_back_descriptors(burst.descriptors)
 
     async def end_of(self, prepared: int) -> None:
         """Ends the bursts of a prepared model."""

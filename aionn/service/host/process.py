@@ -111,7 +111,7 @@ SHARED_QUOTAS = Quotas(
     fenced=1024,
     reusable=256,
     pools=16,
-    descriptors=2048,
+    descriptors=2048 + 32 * 8 + 1024 * 2,  # Of what comes, of bursts, and of fenced executions.
     mapped_bytes=16 << 30,
 )
 """Default limits of each client of a shared device."""

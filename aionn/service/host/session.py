@@ -31,13 +31,11 @@ from aionn.hal import (
     Device,
     Execution,
     FencedExecution,
-    Model,
     OutputShape,
     PreparedModel,
     PreparedModelDefaults,
     Priority,
     Request,
-    Subgraph,
     Timing,
     ask_to_stop,
     check_abilities,
@@ -46,8 +44,8 @@ from aionn.hal import (
 from aionn.hal.callers import Connection, Sharer, account_of_call, client_of_call, sharer_of_call
 from aionn.hal.pieces import pace_of_call
 from aionn.platform.loops import finish
-from aionn.scheduler.worker_turns import WorkerTurns
 from aionn.service.host.bursts import Bursts
+from aionn.service.host.model_sizes import model_bytes
 from aionn.service.host.threads import HostThreads
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
@@ -109,24 +107,12 @@ _T = TypeVar("_T")
 
 _logger = logging.getLogger("aionn.service")
 
-OBJECT_BYTES = 256
-"""Memory of an operand or an operation without its lists: CPython's objects have 150, and a driver keeps something for each."""
-
-NUMBER_BYTES = 40
-"""Memory of an extent, a scale or an index in a list: a CPython object of 28 or 32 bytes, and the reference to it."""
+OUTCOME_DESCRIPTORS = 2
+"""Descriptors of a fence that is sent while it is pending: both ends of its socket pair."""
 
 FREED_PER_TURN = 8
 """Objects of a client that has gone that are freed before other tasks of the loop get their turn. A fence or a fenced execution
 takes some tens of microseconds, and a client may have thousands."""
-
-COUNTED_ON_LOOP_MAX = 1000
-"""Operands and operations that are counted in the event loop, some 0.2 ms; the largest models take 0.2 s."""
-
-COUNTED_BESIDE_MAX = 1
-"""Models of all clients that are counted concurrently on threads. They would only share the interpreter's lock, and an execution
-would wait for all of them each time that it needs it."""
-
-_countings = WorkerTurns("counting of models", COUNTED_BESIDE_MAX)
 
 
 class _Prepared(NamedTuple):
@@ -216,8 +202,8 @@ class Session:
                 return StatusReply(await self._device.status())
             case SupportedOperations():
                 # Many may wait for their turn, with all their data.
-                model_bytes = await _model_bytes(body.model, Connection(self._peer, self))
-                held = self.account.holding("memory_bytes", model_bytes)
+                size_bytes = await model_bytes(body.model, Connection(self._peer, self))
+                held = self.account.holding("memory_bytes", size_bytes)
                 with held, self._progress.work(), self._peer.preparing():
                     return SupportedOperationsReply(await self._device.supported_operations(body.model))
             case PrepareModel() | PrepareModelFromCache():
@@ -274,7 +260,7 @@ class Session:
 
     async def _prepare(self, body: PrepareModel | PrepareModelFromCache) -> PrepareModelReply:
         if isinstance(body, PrepareModel):
-            memory_bytes = await _model_bytes(body.model, Connection(self._peer, self))
+            memory_bytes = await model_bytes(body.model, Connection(self._peer, self))
         else:
             # The restored model is as large as the files.
             memory_bytes = body.cache.size_bytes
@@ -464,7 +450,11 @@ class Session:
         self, body: ExecuteFenced | ComputeFenced, channel: Channel
     ) -> ExecuteFencedReply:
         try:
-            with self.account.taking("fenced"), self.account.taking("executions"):
+            with (
+                self.account.taking("fenced"),
+                self.account.taking("executions"),
+                self.account.taking_descriptors(OUTCOME_DESCRIPTORS),
+            ):
                 launched = await self._launch_fenced(body, channel)
                 handle = next(self._handles)
                 self._fenced[handle] = launched
@@ -476,10 +466,14 @@ class Session:
         account, outcome = self.account, launched.fence
         if outcome is None:
             account.give_back("executions")
+            account.give_back_descriptors(OUTCOME_DESCRIPTORS)
         else:
             if self._progress.is_watching:
                 self._tasks.start_soon(self._watch_fenced, body.wait_for, outcome)
             outcome.add_callback(lambda _: account.give_back("executions"))
+            # A driver may drop it unfinished: that closes its descriptors, and calls nothing.
+            over = account.count_descriptors_until_dropped(outcome, OUTCOME_DESCRIPTORS)
+            outcome.add_callback(lambda _: over())
         return ExecuteFencedReply(handle, outcome)
 
     async def _launch_fenced(self, body: ExecuteFenced | ComputeFenced, channel: Channel) -> FencedExecution:
@@ -576,25 +570,3 @@ def _find(table: dict[int, _T], handle: int, what: str) -> _T:
 def _class_of(body: Execute | Launch, prepared: PreparedModel) -> dict[str, Any]:
     """The ``priority`` argument, for drivers that accept one per execution."""
     return {"priority": body.priority} if body.priority is not None and prepared.takes_priority else {}
-
-
-async def _model_bytes(model: Model, owner: Connection) -> int:
-    """About what a model takes: its constants, and its operands and operations as objects."""
-    constant_bytes = len(model.operand_values) + sum(pool.size_bytes for pool in model.pools)
-    graphs = (model.main, *model.referenced)
-    if sum(len(graph.operands) + len(graph.operations) for graph in graphs) <= COUNTED_ON_LOOP_MAX:
-        return constant_bytes + _structure_bytes(graphs)
-    return constant_bytes + await _countings.run(owner, _structure_bytes, graphs)
-
-
-def _structure_bytes(graphs: Sequence[Subgraph]) -> int:
-    objects = numbers = 0
-    for graph in graphs:
-        objects += len(graph.operands) + len(graph.operations)
-        numbers += len(graph.input_indexes) + len(graph.output_indexes)
-        numbers += sum(len(operation.inputs) + len(operation.outputs) for operation in graph.operations)
-        for operand in graph.operands:
-            numbers += len(operand.dimensions)
-            if operand.channel_quant is not None:
-                numbers += len(operand.channel_quant.scales)
-    return OBJECT_BYTES * objects + NUMBER_BYTES * numbers

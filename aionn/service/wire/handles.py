@@ -179,8 +179,16 @@ class QueueHandle:
         Raises:
             InvalidArgument: The descriptor does not belong to a queue.
         """
+        return sum(self._mapped().values())
+
+    @property
+    def attached_descriptors(self) -> int:
+        """Descriptors of what ``attach`` returns: a duplicate of each, and one of each mapping. Raises as ``size_bytes``."""
+        return len(self._owned) + len(self._mapped())
+
+    def _mapped(self) -> dict[int, int]:
         try:
-            return sum(check_descriptor(self.descriptor, len(self._owned)).values())
+            return check_descriptor(self.descriptor, len(self._owned))
         except fmq.Error as e:
             raise InvalidArgument(f"burst: the queue cannot be used: {e}") from e
 

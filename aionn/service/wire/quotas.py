@@ -41,8 +41,9 @@ class Quotas(msgspec.Struct, frozen=True):
         reusable: Reusable executions.
         pools: Memories of requests that are remembered, each a mapping and two descriptors; further ones are mapped anew for each
             request.
-        descriptors: Descriptors for what the client sent and this process still has: two for a memory, one for a pending fence or a
-            cache file.
+        descriptors: Descriptors for what the client sent and this process still has, and for what it has been given: two for a
+            memory, one for a pending fence or a cache file, eight for a burst of our clients, two for a fenced execution that is
+            pending.
         mapped_bytes: Memories that the client sent and this process still has. Their pages belong to the client, but the device
             adds pages to those without.
     """
@@ -65,7 +66,7 @@ class Quotas(msgspec.Struct, frozen=True):
 
 
 class SharedDescriptors:
-    """The descriptors for what all clients of a process sent, divided among users and the processes of each.
+    """The descriptors for what all clients of a process sent and were given, divided among users and the processes of each.
 
     A user may take as long as it has no more than is left for all, and a process of it as long as it has no more than is left for
     its user. So one user gets half at most, and one process a quarter; beside any number of them there is something left.
@@ -226,12 +227,28 @@ class Account:
         Raises:
             ResourceExhausted: A limit would be exceeded; nothing is taken then.
         """
-        with self.taking("descriptors", amount), self._sharing(amount):
+        with self.taking_descriptors(amount):
             pass
+
+    @contextmanager
+    def taking_descriptors(self, amount: int) -> Iterator[None]:
+        """As ``take_descriptors``; gives back only if the body raises."""
+        with self.taking("descriptors", amount), self._sharing(amount):
+            yield
 
     def give_back_descriptors(self, amount: int) -> None:
         """Gives back what ``take_descriptors`` took. From any thread."""
         self._drop(amount, 0)
+
+    def count_descriptors_until_dropped(self, owner: object, amount: int) -> Callable[[], object]:
+        """Has what ``take_descriptors`` took given back when its owner is dropped, or earlier by the function returned.
+
+        Returns:
+            Gives it back, once, from any thread.
+        """
+        over = weakref.finalize(owner, self._drop, amount, 0)
+        over.atexit = False
+        return over
 
     @contextmanager
     def _sharing(self, descriptors: int) -> Iterator[None]:

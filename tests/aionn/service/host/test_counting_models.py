@@ -11,34 +11,34 @@ import pytest
 
 from aionn.hal import Model, Subgraph
 from aionn.hal.callers import Connection
-from aionn.service.host import session
+from aionn.service.host import model_sizes
 from aionn.testing import models
 
 WAIT_S = 20.0
 MODELS = 20
-LARGE = models.identity((4,), operations=session.COUNTED_ON_LOOP_MAX)
-LARGER = models.identity((4,), operations=session.COUNTED_ON_LOOP_MAX + 1)
+LARGE = models.identity((4,), operations=model_sizes.COUNTED_ON_LOOP_MAX)
+LARGER = models.identity((4,), operations=model_sizes.COUNTED_ON_LOOP_MAX + 1)
 
 
 async def test_large_models_are_counted_one_at_a_time_and_processes_take_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    count, entered, may_end = session._structure_bytes, threading.Event(), threading.Event()
+    count, entered, may_end = model_sizes._structure_bytes, threading.Event(), threading.Event()
     threads: list[int] = []
     order: list[int] = []
 
     def halting(graphs: Sequence[Subgraph]) -> int:
         threads.append(threading.get_ident())
-        order.append(len(graphs[0].operations) - session.COUNTED_ON_LOOP_MAX)
+        order.append(len(graphs[0].operations) - model_sizes.COUNTED_ON_LOOP_MAX)
         entered.set()
         assert may_end.wait(WAIT_S)
         return count(graphs)
 
-    monkeypatch.setattr(session, "_structure_bytes", halting)
+    monkeypatch.setattr(model_sizes, "_structure_bytes", halting)
     counted: list[int] = []
 
     async def one(model: Model, process: str, client: int) -> None:
-        counted.append(await session._model_bytes(model, Connection(process, client)))
+        counted.append(await model_sizes.model_bytes(model, Connection(process, client)))
 
     async with anyio.create_task_group() as tasks:
         for number in range(MODELS):
@@ -48,7 +48,7 @@ async def test_large_models_are_counted_one_at_a_time_and_processes_take_turns(
                 await anyio.lowlevel.checkpoint()
             tasks.start_soon(one, LARGER, "other", 0)
             await anyio.wait_all_tasks_blocked()
-            assert session._countings.waiting_count == MODELS
+            assert model_sizes._countings.waiting_count == MODELS
             assert len(threads) == 1
         finally:
             may_end.set()

@@ -31,8 +31,8 @@ from aionn.errors import (
     ResourceExhausted,
 )
 from aionn.hal import BufferDesc, BufferRole, BufferToken, Memory
+from aionn.service.host.model_sizes import _structure_bytes
 from aionn.service.host.process import listen
-from aionn.service.host.session import _structure_bytes
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.handles import RequestOnWire
 from aionn.service.wire.protocol import (

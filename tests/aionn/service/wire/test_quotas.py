@@ -125,7 +125,7 @@ async def test_mapped_bytes_are_limited_per_client(serving: Any, small: Any) -> 
 
 
 async def test_pending_fences_are_limited_per_client(serving: Any, small: Any) -> None:
-    served = await serving(descriptors=20)
+    served = await serving(descriptors=24)
     client = served.client()
     prepared = await client.prepare_model(small.sum_model())
     work = small.Sum()

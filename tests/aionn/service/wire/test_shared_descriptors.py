@@ -9,8 +9,10 @@ import anyio
 import pytest
 
 from aionn.errors import ResourceExhausted
+from aionn.service.host import process as process_module
 from aionn.service.host.admission import Credentials
 from aionn.service.wire.quotas import Account, Quotas, Share, SharedDescriptors
+from fences import SyncFence
 
 COUNT = 1200
 ANSWER_S_MAX = 10.0
@@ -119,3 +121,89 @@ async def test_connections_of_one_process_leave_descriptors_for_others(
                 await anyio.sleep(0.001)
     for client in clients[1:]:
         await client.aclose()
+
+
+@pytest.fixture
+def shared_by_all(monkeypatch: pytest.MonkeyPatch) -> list[SharedDescriptors]:
+    """The descriptors of the server that is made next."""
+    made: list[SharedDescriptors] = []
+
+    class Recorded(SharedDescriptors):
+        def __init__(self, count: int) -> None:
+            super().__init__(count)
+            made.append(self)
+
+    monkeypatch.setattr(process_module, "SharedDescriptors", Recorded)
+    return made
+
+
+async def _until_none_is_taken(shared: SharedDescriptors) -> None:
+    """The objects of a client that left are freed a few at a time."""
+    with anyio.fail_after(ANSWER_S_MAX):
+        while True:
+            with shared._lock:
+                shared._settle()
+                if not shared._taken:
+                    return
+            await anyio.sleep(0.001)
+
+
+@pytest.mark.parametrize("what", ["bursts", "fenced executions"])
+async def test_connections_of_one_process_leave_descriptors_for_bursts_and_fenced_executions_of_others(
+    serving: Any,
+    small: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    shared_by_all: list[SharedDescriptors],
+    what: str,
+) -> None:
+    pids = itertools.chain([1, 1, 1], [2])
+    monkeypatch.setattr(Credentials, "of", lambda sock: Credentials(next(pids), 7))
+    served = await serving(descriptors_max=320)  # 160 of them for clients, 40 for one process.
+    clients = [served.client(f"client {index}") for index in range(4)]
+    gates: list[SyncFence] = []
+    launched: list[Any] = []
+
+    async def open_one(prepared: Any) -> None:
+        if what == "bursts":
+            launched.append(await prepared.configure_execution_burst())
+        else:
+            gates.append(SyncFence())
+            launched.append(await prepared.execute_fenced(small.Sum().request, [gates[-1]]))
+
+    prepared = [await client.prepare_model(small.sum_model()) for client in clients]
+    for greedy in prepared[:3]:
+        with pytest.raises(ResourceExhausted, match="of 160 for all clients") as caught:
+            for _ in range(20):
+                await open_one(greedy)
+        assert caught.value.transient
+    assert len(launched) >= 4
+    await open_one(prepared[3])
+    assert what == "bursts" or len(launched) <= 40 // 3
+    for gate in gates:
+        gate.try_signal()
+    for each in launched:
+        if what == "bursts":
+            await each.aclose()
+        else:
+            await each.fence
+    launched.clear()
+    for client in clients:
+        await client.aclose()
+    await _until_none_is_taken(shared_by_all[0])
+
+
+def test_descriptors_count_until_their_owner_is_dropped_or_is_done() -> None:
+    shared, account = SharedDescriptors(40), Account(Quotas())
+    account.share = Share(shared, "user", 1)
+    for is_done_first in (False, True):
+        account.take_descriptors(2)
+        owner = Thing()
+        over = account.count_descriptors_until_dropped(owner, 2)
+        assert account.taken("descriptors") == 2
+        if is_done_first:
+            over()
+            assert account.taken("descriptors") == 0
+        del owner
+        over()
+        assert account.taken("descriptors") == 0
+    assert taken(Share(shared, "user", 1)) == 10
