@@ -204,7 +204,6 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         self.expected_duration_ns = prepared.expected_duration_ns
         for burst, new in bursts:
             burst.replace(new)
-        # Any that was opened during the preparation is of the process that died, or of this one: it is opened again when it fails.
         self.background.close_soon(functools.partial(_closed, before.aclose))
         self._on_recovered()
         took_ms = (recovery.ready_ns - started_ns) / 1e6
@@ -323,12 +322,24 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
     async def configure_execution_burst(
         self, *, controller_polling_us: int = 0, server_polling_us: int = 0
     ) -> RecoveringBurst:
-        """See ``PreparedModel``. Waits for a preparation that is under way."""
-        await self._over()
+        """See ``PreparedModel``. Waits for a preparation that is under way, and begins one where the driver has died."""
         burst = RecoveringBurst(self, controller_polling_us, server_polling_us)
-        burst.replace(await burst.open_at(self.current))
-        self._bursts.add(burst)
-        return burst
+        for _ in range(PREPARATIONS_MAX):
+            await self._over()
+            deaths = self._recovery.deaths
+            try:
+                opened = await burst.open_at(self.current)
+            except (DeadObject, DeviceUnavailable) as e:
+                if self._recovery.deaths == deaths and not self.lost(e):
+                    raise self._gone() from e
+                continue
+            if self._recovery.deaths == deaths:
+                burst.replace(opened)
+                self._bursts.add(burst)
+                return burst
+            self.background.close_soon(functools.partial(_closed, opened.aclose))
+        words = f"its driver died {PREPARATIONS_MAX} times while a burst was opened"
+        raise DeadObject(f"{self._device_name}: {words}: {self._why}", transient=True)
 
     def forget_burst(self, burst: RecoveringBurst) -> None:
         """A burst was closed, and is not opened again."""
