@@ -283,6 +283,33 @@ async def test_device_memory_of_the_process_that_died_is_refused(
         assert (await net.execute([again])).outputs[0] == 8
 
 
+async def test_device_memory_can_be_allocated_before_another_execution_has_noticed_the_death(
+    runtime: aionn.Runtime, net: aionn.Compilation
+) -> None:
+    await kill(runtime)
+    with anyio.fail_after(LIMIT_S):
+        memory = await runtime.allocate(inputs=[(net, 0)])
+        assert isinstance(memory, aionn.DeviceMemory)
+        await memory.write(3 * ONE)
+        assert (await net.execute([memory])).outputs[0] == 6
+    assert net.recoveries == 1
+
+
+async def test_device_memory_can_be_allocated_again_while_the_model_is_prepared(
+    runtime: aionn.Runtime, net: aionn.Compilation
+) -> None:
+    memory = await runtime.allocate(inputs=[(net, 0)])
+    await kill(runtime)
+    with anyio.fail_after(LIMIT_S):
+        with pytest.raises(aionn.DeadObject, match="allocate it again"):
+            await net.execute([memory])
+        again = await runtime.allocate(inputs=[(net, 0)])
+        assert isinstance(again, aionn.DeviceMemory)
+        await again.write(3 * ONE)
+        assert (await net.execute([again])).outputs[0] == 6
+    assert net.recoveries == 1
+
+
 async def test_driver_that_dies_while_it_prepares_can_be_asked_again() -> None:
     drivers = {"mortal": "tests.support.mortal_driver:DiesWhilePreparing"}
     async with aionn.open(drivers=drivers, spare_processes=False) as runtime:
