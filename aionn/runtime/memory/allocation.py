@@ -9,7 +9,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.errors import DeadObject, GeneralFailure, InvalidArgument
 from aionn.hal import BufferDesc, BufferRole, combine_dimensions, dimensions_are_known, operand_dtype
 from aionn.runtime.background import Background
 from aionn.runtime.compilation import Compilation
@@ -17,6 +17,7 @@ from aionn.runtime.executions.stepping import PreparedStep
 from aionn.runtime.memory.arguments import TensorSpec
 from aionn.runtime.memory.own import DeviceMemory, SharedMemory
 from aionn.runtime.recovery.prepared import RecoveringPreparedModel, drivers_own
+from aionn.runtime.recovery.states import PREPARATIONS_MAX
 
 __all__ = ["IoRole", "allocate"]
 
@@ -138,8 +139,21 @@ async def _allocate_at(
         ]
         for is_output in (False, True)
     )
-    own = [drivers_own(model) for model in prepared]
-    buffer = await device.hal.allocate(BufferDesc(spec.dimensions), own, input_roles, output_roles)
-    for model in recovering:
-        model.owns(buffer.token)
-    return DeviceMemory(device.name, buffer, spec, roles)
+    for _ in range(PREPARATIONS_MAX):
+        for model in recovering:
+            await model.over()
+        deaths = [model.deaths for model in recovering]
+        own = [drivers_own(model) for model in prepared]
+        try:
+            buffer = await device.hal.allocate(BufferDesc(spec.dimensions), own, input_roles, output_roles)
+        except DeadObject as e:
+            is_known = [model.deaths for model in recovering] != deaths
+            # Of several models, the error does not name the one whose driver died: the next executions notice that.
+            if is_known or (len(prepared) == len(recovering) == 1 and recovering[0].lost(e)):
+                continue
+            raise
+        if [model.deaths for model in recovering] == deaths:
+            for model in recovering:
+                model.owns(buffer.token)
+            return DeviceMemory(device.name, buffer, spec, roles)
+    raise DeadObject(f"allocate: the driver of {device.name} died {PREPARATIONS_MAX} times", transient=True)

@@ -136,6 +136,11 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         """Whether it is ready, being prepared again, or abandoned."""
         return self._recovery.state
 
+    @property
+    def deaths(self) -> int:
+        """Number of deaths of its driver. A death takes with it whatever was made for ``current`` before."""
+        return self._recovery.deaths
+
     # Deaths
 
     def lost(self, error: DeadObject | DeviceUnavailable, launched_ns: int = 2**63 - 1) -> bool:
@@ -204,7 +209,6 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         self.expected_duration_ns = prepared.expected_duration_ns
         for burst, new in bursts:
             burst.replace(new)
-        # Any that was opened during the preparation is of the process that died, or of this one: it is opened again when it fails.
         self.background.close_soon(functools.partial(_closed, before.aclose))
         self._on_recovered()
         took_ms = (recovery.ready_ns - started_ns) / 1e6
@@ -303,7 +307,7 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
 
     async def execute(self, request: Request, callback: ExecutionCallback, **options: Any) -> Any:
         """See ``PreparedModel``. Waits for a preparation that is under way."""
-        await self._over()
+        await self.over()
         self._check_memories_if_lost(request)
         return await self.current.execute(request, callback, **options)
 
@@ -311,30 +315,47 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         self, request: Request, wait_for: Sequence[SyncFence], **options: Any
     ) -> FencedExecution:
         """See ``PreparedModel``. Waits for a preparation that is under way."""
-        await self._over()
+        await self.over()
         self._check_memories_if_lost(request)
         return await self.current.execute_fenced(request, wait_for, **options)
 
     async def create_reusable_execution(self, request: Request, **options: Any) -> Execution:
         """See ``PreparedModel``. It belongs to the driver process of the moment, and does not recover."""
-        await self._over()
+        await self.over()
         return await self.current.create_reusable_execution(request, **options)
 
     async def configure_execution_burst(
         self, *, controller_polling_us: int = 0, server_polling_us: int = 0
     ) -> RecoveringBurst:
-        """See ``PreparedModel``. Waits for a preparation that is under way."""
-        await self._over()
+        """See ``PreparedModel``. Waits for a preparation that is under way, and begins one where the driver has died."""
         burst = RecoveringBurst(self, controller_polling_us, server_polling_us)
-        burst.replace(await burst.open_at(self.current))
-        self._bursts.add(burst)
-        return burst
+        for _ in range(PREPARATIONS_MAX):
+            await self.over()
+            deaths = self._recovery.deaths
+            try:
+                opened = await burst.open_at(self.current)
+            except (DeadObject, DeviceUnavailable) as e:
+                if self._recovery.deaths == deaths and not self.lost(e):
+                    raise self._gone() from e
+                continue
+            if self._recovery.deaths == deaths:
+                burst.replace(opened)
+                self._bursts.add(burst)
+                return burst
+            self.background.close_soon(functools.partial(_closed, opened.aclose))
+        words = f"its driver died {PREPARATIONS_MAX} times while a burst was opened"
+        raise DeadObject(f"{self._device_name}: {words}: {self._why}", transient=True)
 
     def forget_burst(self, burst: RecoveringBurst) -> None:
         """A burst was closed, and is not opened again."""
         self._bursts.discard(burst)
 
-    async def _over(self) -> None:
+    async def over(self) -> None:
+        """Waits for a preparation that is under way.
+
+        Raises:
+            DeadObject: Preparing it again was abandoned.
+        """
         while self._recovery.state is RecoveryState.PREPARING and self._ended is not None:
             await self._ended.wait()
         if self._recovery.state is RecoveryState.ABANDONED:

@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pytest
 
 import aionn
+from aionn.hal import Burst, PreparedModel
 from aionn.runtime.executions.results import StreamStatistics
-from aionn.runtime.recovery.prepared import RecoveringPreparedModel
+from aionn.runtime.recovery.prepared import RecoveringBurst, RecoveringPreparedModel
 from aionn.runtime.recovery.states import PREPARATIONS_MAX, RecoveryState
 from aionn.service.client.device import RemoteDevice
 from tests.support.mortal_driver import DIES, doubled_model
@@ -95,6 +96,59 @@ async def test_burst_is_opened_again(runtime: aionn.Runtime, net: aionn.Compilat
             assert dead.value.transient
             assert (await burst.execute([3 * ONE])).outputs[0] == 6
     assert net.recoveries == 2
+
+
+async def test_burst_that_is_opened_after_a_death_waits_for_the_new_process(
+    runtime: aionn.Runtime, net: aionn.Compilation
+) -> None:
+    await kill(runtime)
+    with anyio.fail_after(LIMIT_S):
+        async with net.burst(slots=2) as burst:
+            assert (await burst.execute([ONE])).outputs[0] == 2
+    assert net.recoveries == 1
+
+
+async def test_burst_that_was_opened_in_a_process_that_dies_meanwhile_is_opened_in_the_next_one(
+    runtime: aionn.Runtime, net: aionn.Compilation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_at, opened = RecoveringBurst.open_at, 0
+
+    async def open_and_die(burst: RecoveringBurst, prepared: PreparedModel) -> Burst:
+        nonlocal opened
+        opened += 1
+        made = await open_at(burst, prepared)
+        if opened == 1:
+            await kill(runtime)
+            assert (await net.execute([ONE])).outputs[0] == 2, (
+                "reports the death, and waits until all is ready"
+            )
+        return made
+
+    monkeypatch.setattr(RecoveringBurst, "open_at", open_and_die)
+    with anyio.fail_after(LIMIT_S):
+        async with net.burst() as burst:
+            assert (await burst.execute([ONE])).outputs[0] == 2
+    assert net.recoveries == 1 and opened == 2, "one death, one preparation"
+
+
+async def test_driver_that_dies_of_every_opening_is_abandoned(
+    runtime: aionn.Runtime, net: aionn.Compilation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_at = RecoveringBurst.open_at
+
+    async def die_first(burst: RecoveringBurst, prepared: PreparedModel) -> Burst:
+        await kill(runtime)
+        return await open_at(burst, prepared)
+
+    monkeypatch.setattr(RecoveringBurst, "open_at", die_first)
+    with anyio.fail_after(LIMIT_S), pytest.raises(aionn.DeadObject) as dead:
+        async with net.burst():
+            pass
+    assert dead.value.transient and "while a burst was opened" in str(dead.value)
+    with anyio.fail_after(LIMIT_S), pytest.raises(aionn.DeadObject, match="abandoned") as dead:
+        async with net.burst():
+            pass
+    assert not dead.value.transient and net.recoveries == PREPARATIONS_MAX
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -227,6 +281,33 @@ async def test_device_memory_of_the_process_that_died_is_refused(
         assert isinstance(again, aionn.DeviceMemory)
         await again.write(4 * ONE)
         assert (await net.execute([again])).outputs[0] == 8
+
+
+async def test_device_memory_can_be_allocated_before_another_execution_has_noticed_the_death(
+    runtime: aionn.Runtime, net: aionn.Compilation
+) -> None:
+    await kill(runtime)
+    with anyio.fail_after(LIMIT_S):
+        memory = await runtime.allocate(inputs=[(net, 0)])
+        assert isinstance(memory, aionn.DeviceMemory)
+        await memory.write(3 * ONE)
+        assert (await net.execute([memory])).outputs[0] == 6
+    assert net.recoveries == 1
+
+
+async def test_device_memory_can_be_allocated_again_while_the_model_is_prepared(
+    runtime: aionn.Runtime, net: aionn.Compilation
+) -> None:
+    memory = await runtime.allocate(inputs=[(net, 0)])
+    await kill(runtime)
+    with anyio.fail_after(LIMIT_S):
+        with pytest.raises(aionn.DeadObject, match="allocate it again"):
+            await net.execute([memory])
+        again = await runtime.allocate(inputs=[(net, 0)])
+        assert isinstance(again, aionn.DeviceMemory)
+        await again.write(3 * ONE)
+        assert (await net.execute([again])).outputs[0] == 6
+    assert net.recoveries == 1
 
 
 async def test_driver_that_dies_while_it_prepares_can_be_asked_again() -> None:
