@@ -7,8 +7,8 @@ Invariants:
 1. Tokens start at 1; freed ones are used again, the last freed first. A token is unique among the live memories of its table.
 2. A memory is initialised by a successful write and uninitialised by a failed one; it can be read only while it is initialised.
 3. The bytes of all memories of a table never exceed ``bytes_max``, those of a client never its account, and of the processes that
-   share a device one has a quarter at most, and one user half. Arrays that an
-   execution still reads or writes outlive the memory, so that a race with a free or a write has undefined values, never a crash.
+   share a device one has a quarter at most, and one user half (``platform.shares``). Arrays that an execution still reads or
+   writes outlive the memory, so that a race with a free or a write has undefined values, never a crash.
 
 Source: ``allocate`` and ``IBuffer`` of the NN HAL 1.3, and the buffer tracker of its sample driver.
 """
@@ -19,8 +19,7 @@ import enum
 import logging
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +40,7 @@ from aionn.hal import (
     operand_size_bytes,
 )
 from aionn.hal.callers import Sharer, account_of_call, client_of_call, sharer_of_call
+from aionn.platform.shares import Shares
 from aionn.scheduler.worker_turns import BESIDE_MAX, WorkerTurns
 from fmq.available import MemoryShortage, check_available
 
@@ -354,19 +354,16 @@ class MemoryTable:
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+        self._shares = Shares(bytes_max)
         # Reentrant: a buffer that the garbage collector drops is freed wherever the collector happens to run.
         self._lock = threading.RLock()
-        self._used_bytes = 0
-        self._of_user: Counter[Hashable] = Counter()
-        self._of_process: Counter[Sharer] = Counter()
         self._by_token: list[DeviceMemory | None] = [None]  # Token 0 means no memory.
         self._free_tokens: list[int] = []
 
     @property
     def used_bytes(self) -> int:
         """Present size of all memories."""
-        return self._used_bytes
+        return self._shares.taken
 
     def __len__(self) -> int:
         """Number of present memories."""
@@ -421,22 +418,15 @@ class MemoryTable:
             self._free_tokens.append(token)
 
     def _left_for(self, sharer: Sharer | None) -> int:
-        """Bytes that may be taken: a user may have what it leaves for all others, a process what it leaves for its user."""
-        left = self._bytes_max - self._used_bytes
         if sharer is None:
-            return left
-        left_for_user = (left - self._of_user[sharer.user]) // 2
-        return max(0, (left_for_user - self._of_process[sharer]) // 2)
+            return self._shares.amount_max - self._shares.taken
+        return self._shares.left_for(sharer.user, sharer)
 
     def _count(self, size_bytes: int, sharer: Sharer | None) -> None:
-        self._used_bytes += size_bytes
-        if sharer is not None:
-            self._of_user[sharer.user] += size_bytes
-            self._of_process[sharer] += size_bytes
-            if not self._of_user[sharer.user]:
-                del self._of_user[sharer.user]
-            if not self._of_process[sharer]:
-                del self._of_process[sharer]
+        if sharer is None:
+            self._shares.taken += size_bytes
+        else:
+            self._shares.add(sharer.user, sharer, size_bytes)
 
     def take(self, size_bytes: int, sharer: Sharer | None = None) -> Bytes:
         """New memory, zeroed, counted.
@@ -451,7 +441,7 @@ class MemoryTable:
         with self._lock:
             left = self._left_for(sharer)
             if size_bytes > left:
-                most = self._bytes_max if sharer is None else self._bytes_max // 4
+                most = self._shares.amount_max if sharer is None else self._shares.amount_max // 4
                 raise ResourceExhausted(
                     f"device memory: expected at most {left} bytes, got {size_bytes}",
                     transient=size_bytes <= most,

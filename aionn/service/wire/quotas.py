@@ -12,7 +12,6 @@ import collections
 import functools
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
@@ -20,6 +19,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from aionn.errors import InvalidArgument, ResourceExhausted
+from aionn.platform.shares import Shares
 
 __all__ = ["Account", "Quotas", "Share", "SharedDescriptors"]
 
@@ -66,21 +66,16 @@ class Quotas(msgspec.Struct, frozen=True):
 
 
 class SharedDescriptors:
-    """The descriptors for what all clients of a process sent and were given, divided among users and the processes of each.
-
-    A user may take as long as it has no more than is left for all, and a process of it as long as it has no more than is left for
-    its user. So one user gets half at most, and one process a quarter; beside any number of them there is something left.
+    """The descriptors for what all clients of a process sent and were given, divided among users and the processes of each: the
+    rule is in ``platform.shares``.
 
     Args:
         count: Number of descriptors for all.
     """
 
     def __init__(self, count: int) -> None:
-        self._count = count
         self._lock = threading.Lock()
-        self._taken = 0
-        self._of_user: Counter[Hashable] = Counter()
-        self._of_process: Counter[Hashable] = Counter()
+        self._shares = Shares(count)
         self._dropped: collections.deque[tuple[Share, int]] = collections.deque()
 
     def take(self, share: Share, amount: int) -> None:
@@ -91,15 +86,14 @@ class SharedDescriptors:
         """
         with self._lock:
             self._settle()
-            user_has, process_has = self._of_user[share.user], self._of_process[share.process]
-            left_for_user = (self._count - self._taken - user_has) // 2 - amount
-            if amount and process_has + amount > left_for_user:
+            if amount > self._shares.left_for(share.user, share.process):
+                user_has, process_has = self._shares.had_by(share.user, share.process)
                 raise ResourceExhausted(
-                    f"service, descriptors: this process has {process_has} and its user {user_has} of {self._count} for all "
-                    f"clients, asked for {amount} more; the rest is for others",
+                    f"service, descriptors: this process has {process_has} and its user {user_has} of "
+                    f"{self._shares.amount_max} for all clients, asked for {amount} more; the rest is for others",
                     transient=True,
                 )
-            self._add(share, amount)
+            self._shares.add(share.user, share.process, amount)
 
     def drop(self, share: Share, amount: int) -> None:
         """Gives back what was taken; also where the garbage collector runs while this thread holds the lock."""
@@ -108,14 +102,7 @@ class SharedDescriptors:
     def _settle(self) -> None:
         while self._dropped:
             share, amount = self._dropped.popleft()
-            self._add(share, -amount)
-
-    def _add(self, share: Share, amount: int) -> None:
-        self._taken += amount
-        for table, key in ((self._of_user, share.user), (self._of_process, share.process)):
-            table[key] += amount
-            if not table[key]:
-                del table[key]
+            self._shares.add(share.user, share.process, -amount)
 
 
 class Share(NamedTuple):

@@ -143,7 +143,7 @@ async def _until_none_is_taken(shared: SharedDescriptors) -> None:
         while True:
             with shared._lock:
                 shared._settle()
-                if not shared._taken:
+                if not shared._shares.taken:
                     return
             await anyio.sleep(0.001)
 
