@@ -1,4 +1,4 @@
-"""The house's rules that a machine can check: who imports whom, names, sizes, and what must not be said.
+"""The project's rules that a machine can check: who imports whom, names, sizes, and what must not be said.
 
 Each rule has a test that feeds it bad snippets; a needless excuse fails as well. Source: docs/architecture.md."""
 

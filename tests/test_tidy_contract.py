@@ -1,4 +1,4 @@
-"""The house's rule about the driver contract: what an object can do is a member of its protocol, and is never looked for.
+"""The project's rule about the driver contract: what an object can do is a member of its protocol, and is never looked for.
 
 The rule has a test that feeds it bad snippets; a needless excuse fails as well. Source: aionn/hal/device.py."""
 

@@ -1,4 +1,4 @@
-"""The house's rules about folders and modules: how many files a folder holds, and that modules import in no circle.
+"""The project's rules about folders and modules: how many files a folder holds, and that modules import in no circle.
 
 Each rule has a test that feeds it bad snippets; a needless excuse fails as well. Source: docs/architecture.md."""
 

@@ -130,7 +130,7 @@ def _entry_points() -> EntryPoints:
 
 def driver_names() -> tuple[str, ...]:
     """The drivers that are used where none is named: those of others first, the reference driver last."""
-    others = {entry.name for entry in _entry_points()} - BUILT_IN.keys()
+    others = {entry.name for entry in _entry_points() if _family(entry.name) is None} - BUILT_IN.keys()
     own = (name for name in BUILT_IN if name != "reference" and name not in ON_REQUEST)
     return (*sorted(others), *own, *_configured_names(), "reference")
 

@@ -1,6 +1,7 @@
 """A model made ready on one device or several, and the ways to execute it.
 
-Owns the choice of the path (plain, fenced, burst), and the change from one model to another while both are prepared.
+Owns the ways to execute, of which the caller chooses one (plain, fenced, burst), and the change from one model to another while
+both are prepared.
 """
 
 from __future__ import annotations

@@ -457,7 +457,7 @@ class Runtime:
             return None
         if devices is not None:
             raise InvalidArgument(
-                "compile: allow_fallback goes with devices=None: devices that are asked for are not replaced"
+                "compile: allow_fallback requires devices=None: devices that are asked for are not replaced"
             )
         return next((device for device in self.devices if device.driver == "reference"), None)
 

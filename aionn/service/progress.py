@@ -5,8 +5,8 @@ so that an engine which never releases it cannot stop the watch. It prints the s
 status 1.
 
 Invariants:
-1. While work is under way, the timer rings no earlier than the limit after the last beginning of work on an idle device or the last
-   end of any, whichever came later, and at most a quarter of the limit after that.
+1. While work is under way, the timer expires no earlier than the limit after the last beginning of work on an idle device or the
+   last end of any, whichever came later, and at most a quarter of the limit after that.
 2. An idle device has no timer, after a quarter of the limit at the latest.
 3. Native calls, which begin and end without Python, count as well: they are looked at every quarter of the limit.
 4. A piece of work that is reported counts as the end of some work, and so does the end of the pause that this process makes then.

@@ -258,7 +258,8 @@ class Burst:
         priority: PriorityName | Priority | None = None,
         measure: bool = False,
     ) -> Result:
-        """Executes once. Waits for a free slot first; arguments, result and errors are those of ``Compilation.execute``.
+        """Executes once. Waits for a free slot first; arguments, result and errors are those of ``Compilation.execute``, but
+        inputs are arrays, buffers or DLPack objects: a memory is an input of ``lend``'s slots, or of ``Compilation.execute``.
 
         The deadline covers the wait for the slot as well.
         """

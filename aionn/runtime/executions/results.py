@@ -96,7 +96,10 @@ def flag_of(value: object, what: str) -> bool:
 
 
 class ExecutionState(enum.Enum):
-    """Where an execution is in its life."""
+    """Where an execution is in its life. ``Where to look`` in docs/architecture.md names what changes it.
+
+    It waits for the device also while large inputs are copied, and runs also while a more urgent one preempts it.
+    """
 
     WAITING_FOR_FENCES = "waiting for fences"
     WAITING_FOR_SLOT = "waiting for the device"

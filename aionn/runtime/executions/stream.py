@@ -5,8 +5,8 @@ the source (``source_task``), so that a source may have scopes and task groups o
 execute the buffers: as many as the devices can use at a time, or one for each buffer where items have deadlines, since the
 scheduler can drop only what it knows. ``slot_pool`` owns the buffers, ``burst`` how one is executed.
 
-An item with a deadline is ``dropped`` by, in this order: the wait for a buffer (``_place_waiting``); the scheduler, which rejects
-what cannot end in time; the device, between operations; and at the deadline itself ``job``, which then waits no longer.
+An item with a deadline is ``dropped`` by the wait for a buffer (``_place_waiting``), or because its execution raises
+MissedDeadline, here, in the scheduler or at the device: docs/architecture.md, "Where to look", lists the places.
 
 Invariants:
 1. Results come in the order of the source; an error of the source comes after the results of what was before it.

@@ -36,6 +36,7 @@ ENTRY_POINTS = """
     acme-absent = acme_missing:Device
     acme-refusing = acme_driver:refuses
     reference = acme_driver:Device
+    ort-acme = acme_driver:Device
 """
 
 
@@ -55,6 +56,9 @@ def test_drivers_of_others_come_first_and_cannot_replace_ours(acme: None) -> Non
     names = registry.driver_names()
     assert names[:3] == ("acme-absent", "acme-good", "acme-refusing")
     assert names[-1] == "reference" and names.count("reference") == 1
+    assert "ort-acme" not in names, (
+        "the prefix is that of drivers on ONNX Runtime, of which there is no such one"
+    )
     assert registry.load_factory("reference") is ReferenceDevice
     assert registry.load_factory("acme-good").__name__ == "Device"
 
