@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.scheduler": LOWEST,
     "aionn.service": RUNTIME_LAYER
     - {"aionn.fleet", "aionn.models", "aionn.ops", "aionn.interpreter", "aionn.service"},
-    "aionn.fleet": LOWEST | {"aionn.drivers.kit", "aionn.service", "aionn.validation"},
+    "aionn.fleet": LOWEST | {"aionn.drivers.kit", "aionn.scheduler", "aionn.service", "aionn.validation"},
     "aionn.reports": {"aionn.errors"},
     "aionn.runtime": RUNTIME_LAYER | {"aionn.reports"},
     "aionn.media": {"aionn.errors", "aionn.platform"},

@@ -219,7 +219,7 @@ class ControlConnection:
             raise DeadObject(f"node {self.address.text}: {self.why_lost or 'not connected'}", transient=True)
 
     async def _send_call(self, call: Call) -> None:
-        head, contents, keep = await carry(call)
+        head, contents, keep = await carry(call, self)
         if not contents:
             self._send(head)
             return
@@ -390,7 +390,7 @@ class ControlConnection:
 
     async def _replied(self, payload: bytes, memories: list[Memory]) -> None:
         try:
-            message = await decoded(payload, memories)
+            message = await decoded(payload, memories, self)
             if not isinstance(message, Reply):
                 raise InvalidArgument("connection: expected a reply of the node, got a call")
         except Exception as e:  # Its caller would wait without end.

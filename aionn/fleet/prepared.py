@@ -84,6 +84,11 @@ class NodePreparedModel(LaunchingPreparedModel):
         self._arrivals = itertools.count()
         self._bound: dict[int, _Bound] = {}
 
+    @property
+    def is_gone(self) -> bool:
+        """See ``PreparedModel``."""
+        return not self._control.is_alive
+
     def launch(
         self,
         request: Request,

@@ -290,6 +290,8 @@ class PreparedModel(Protocol):
         execute_bound: Executes on a thread of the caller's, which saves a burst two changes of threads. None: a burst's thread
             asks the event loop to execute.
         native: Gives calls of the engine that need no Python, for arguments that ``execute_bound`` has executed. None: it has none.
+        is_gone: Whether the process or connection that it belongs to is known to have ended, so that every call raises
+            ``DeadObject``. False: it has not, or the device is in this process.
     """
 
     owner: Hashable
@@ -305,6 +307,9 @@ class PreparedModel(Protocol):
 
     @property
     def native(self) -> GiveNativeCall | None: ...
+
+    @property
+    def is_gone(self) -> bool: ...
 
     def bind(self, request: Request) -> Any:
         """Checks a request and returns the first argument of ``execute_bound``, for any number of executions unless device
@@ -449,6 +454,11 @@ class PreparedModelDefaults:
     execute_bound: ExecuteBound | None = None
     native: GiveNativeCall | None = None
     execute_synchronously: Callable[..., Coroutine[Any, Any, ExecutionResult]]
+
+    @property
+    def is_gone(self) -> bool:
+        """See ``PreparedModel``: False."""
+        return False
 
     def launch(
         self,

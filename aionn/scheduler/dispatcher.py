@@ -245,10 +245,7 @@ class Dispatcher:
         self, now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot], job: Job
     ) -> Start | None:
         """As ``start_immediately``, for a device with reservations."""
-        if job.frame is None:
-            if job.durations_ns[0] > self._room_ns:
-                return None
-        elif job.frame.is_rejected:
+        if job.frame is None and job.durations_ns[0] > self._room_ns:
             return None
         start = self._start_unless_kept if self._keeps_slot else start_immediately
         return start(now_ns, queue, slots, job)

@@ -127,6 +127,8 @@ def start_immediately(
     """
     if queue.slot_of or queue.is_due(now_ns):
         return None
+    if job.frame is not None and job.frame.is_rejected:
+        return None
     if queue.reserved is not None:
         if len(queue.reserved):
             return None

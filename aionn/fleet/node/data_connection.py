@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
-import anyio.to_thread
-
 from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, general_failure_of, status_of
+from aionn.fleet.carrying import beside_loop
 from aionn.fleet.messages import (
     DATA_BYTES_MAX,
     DATA_LIMITS,
@@ -77,7 +76,7 @@ class ServedModel:
         self.connections: set[DataConnection] = set()
 
 
-class DataOwner(Protocol):
+class DataOwner(Hashable, Protocol):
     """The client that a data connection belongs to."""
 
     generation: int
@@ -230,7 +229,7 @@ class DataConnection:
         if size_bytes <= IN_LOOP_BYTES_MAX:
             pool = Memory.create(size_bytes, name="aionn-frames")
         else:
-            pool = await anyio.to_thread.run_sync(lambda: Memory.create(size_bytes, name="aionn-frames"))
+            pool = await beside_loop(self._owner, lambda: Memory.create(size_bytes, name="aionn-frames"))
         self._pool = pool
         self._identifier = old + 1
         placed = [

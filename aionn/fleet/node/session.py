@@ -7,6 +7,7 @@ Invariants:
 1. While the client has work here, it gets a beat every ``BEAT_NS``, which no computation delays: nothing computes in this process.
 2. Memory for what a client sends is counted before it is allocated.
 3. No more than ``CALLS_MAX`` calls of a client are in progress; further ones are not read.
+4. Calls on threads, those of data connections included, take turns with those of other clients.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
 from aionn.errors import (
     Error,
@@ -27,7 +27,7 @@ from aionn.errors import (
     general_failure_of,
     status_of,
 )
-from aionn.fleet.carrying import carry, decoded, destinations, memories_for
+from aionn.fleet.carrying import beside_loop, carry, decoded, destinations, memories_for
 from aionn.fleet.liveness import BEAT_NS
 from aionn.fleet.messages import (
     CONTROL_LIMITS,
@@ -281,7 +281,7 @@ class Session:
 
     async def _make_room(self, message: Carried) -> None:
         try:
-            memories = await anyio.to_thread.run_sync(memories_for, message.parts)
+            memories = await beside_loop(self, memories_for, message.parts)
         except Error as e:
             self._wire.close(str(e), with_reason=True)
             return
@@ -345,7 +345,7 @@ class Session:
 
     async def _decoded(self, payload: bytes, memories: list[Memory]) -> Call | None:
         try:
-            message = await decoded(payload, memories)
+            message = await decoded(payload, memories, self)
             if not isinstance(message, Call):
                 raise InvalidArgument("node: expected a call, got a reply")
         except Error as e:
@@ -354,7 +354,7 @@ class Session:
         return message
 
     async def _reply(self, reply: Reply) -> None:
-        head, contents, keep = await carry(reply)
+        head, contents, keep = await carry(reply, self)
         self._wire.send(head, contents)
         del keep
 

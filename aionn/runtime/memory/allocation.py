@@ -148,7 +148,8 @@ async def _allocate_at(
             buffer = await device.hal.allocate(BufferDesc(spec.dimensions), own, input_roles, output_roles)
         except DeadObject as e:
             is_known = [model.deaths for model in recovering] != deaths
-            # Of several models, the error does not name the one whose driver died: the next executions notice that.
+            is_known = is_known or any(model.is_lost for model in recovering)
+            # Of several models, the error does not name the one whose driver died, and others may have a process that lives.
             if is_known or (len(prepared) == len(recovering) == 1 and recovering[0].lost(e)):
                 continue
             raise

@@ -137,6 +137,12 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         return self._recovery.state
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the driver of ``current`` is known to have died; ``over`` waits for the next one."""
+        state = self._recovery.state
+        return state is RecoveryState.PREPARING or (state is RecoveryState.READY and self.current.is_gone)
+
+    @property
     def deaths(self) -> int:
         """Number of deaths of its driver. A death takes with it whatever was made for ``current`` before."""
         return self._recovery.deaths
@@ -306,7 +312,7 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         self._waiting.pop(launch, None)
 
     async def execute(self, request: Request, callback: ExecutionCallback, **options: Any) -> Any:
-        """See ``PreparedModel``. Waits for a preparation that is under way."""
+        """See ``PreparedModel``. Waits as ``over``."""
         await self.over()
         self._check_memories_if_lost(request)
         return await self.current.execute(request, callback, **options)
@@ -314,7 +320,7 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
     async def execute_fenced(
         self, request: Request, wait_for: Sequence[SyncFence], **options: Any
     ) -> FencedExecution:
-        """See ``PreparedModel``. Waits for a preparation that is under way."""
+        """See ``PreparedModel``. Waits as ``over``."""
         await self.over()
         self._check_memories_if_lost(request)
         return await self.current.execute_fenced(request, wait_for, **options)
@@ -351,11 +357,13 @@ class RecoveringPreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         self._bursts.discard(burst)
 
     async def over(self) -> None:
-        """Waits for a preparation that is under way.
+        """Waits for a preparation that is under way, and begins one where the driver is known to have died.
 
         Raises:
-            DeadObject: Preparing it again was abandoned.
+            DeadObject: Preparing it again was abandoned, or the runtime is closed.
         """
+        if self.is_lost and not self.lost(DeadObject("its driver process is gone")):
+            raise self._gone()
         while self._recovery.state is RecoveryState.PREPARING and self._ended is not None:
             await self._ended.wait()
         if self._recovery.state is RecoveryState.ABANDONED:

@@ -378,7 +378,7 @@ class RemoteDevice:
         connection = await self._connected()
         handles = []
         for index, prepared in enumerate(prepared_models):
-            if isinstance(prepared, RemotePreparedModel) and not prepared.connection.channel.is_alive:
+            if isinstance(prepared, RemotePreparedModel) and prepared.is_gone:
                 raise DeadObject(f"allocate, model {index}: the driver process that prepared it is gone")
             if not isinstance(prepared, RemotePreparedModel) or prepared.connection is not connection:
                 raise InvalidArgument(f"allocate, model {index}: expected a prepared model of {self._name!r}")

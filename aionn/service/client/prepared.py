@@ -147,6 +147,11 @@ class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         self._owned = _Owned(self, connection.channel, FreePreparedModel(handle))
         self._bursts: weakref.WeakSet[BurstController] = weakref.WeakSet()
 
+    @property
+    def is_gone(self) -> bool:
+        """See ``PreparedModel``."""
+        return not self._channel.is_alive
+
     def _check_open(self) -> None:
         if not self._owned.is_alive:
             raise InvalidArgument("execution: the prepared model is closed")

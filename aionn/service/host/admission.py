@@ -2,12 +2,13 @@
 
 Owns the places and their clients. Refuses to own sockets and time, which the host reports.
 
-The rule. The kernel identifies the process and the user of a connection (SO_PEERCRED); a client's own claims do not count. A
-newcomer is served if its process, its user and all clients together stay within their limits; processes of another PID namespace
-have no number, and are limited by their user alone. At a limit, the client that has waited longest without sending anything loses
-its place, of those that the limit counts; if all have sent something, the new one is rejected. So silent connections exclude no
-client, and one user cannot take all places. A client that is gone keeps its place until its objects are freed; the error of a
-rejected newcomer contains whether such a place can be waited for.
+The rule. The kernel identifies the process and the user of a connection (SO_PEERCRED); a client's own claims do not count. The
+kernel gives the number of a process that has ended to another one, while children of the first may still have its connections. So a
+process is known by its number and its start. A newcomer is served if its process, its user and all clients together stay within
+their limits; processes of another PID namespace have no number, and are limited by their user alone. At a limit, the client that
+has waited longest without sending anything loses its place, of those that the limit counts; if all have sent something, the new one
+is rejected. So silent connections exclude no client, and one user cannot take all places. A client that is gone keeps its place
+until its objects are freed; the error of a rejected newcomer contains whether such a place can be waited for.
 
 Invariant: no limit is ever exceeded.
 """
@@ -17,14 +18,23 @@ from __future__ import annotations
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import msgspec
 
 from aionn.errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["FOREIGN_PID", "FREED_S_MAX", "Admission", "ClientLimits", "Credentials", "NoPlace", "Place"]
+__all__ = [
+    "FOREIGN_PID",
+    "FREED_S_MAX",
+    "UNKNOWN_START",
+    "Admission",
+    "ClientLimits",
+    "Credentials",
+    "NoPlace",
+    "Place",
+]
 
 FREED_S_MAX = 5.0
 """A place whose client has been gone for longer is stuck, and not waited for. The objects of a client are freed in a fraction of a
@@ -37,6 +47,12 @@ FOREIGN_PID = 0
 """The kernel's number for every process of a PID namespace that is not below this process's own: it identifies none. Source:
 pid_namespaces(7)."""
 
+UNKNOWN_START = 0
+"""The start of a process that has ended, or that this process may not look at: such a process is known by its number alone."""
+
+_START_FIELD = 22
+"""The number of the start in ``/proc/PID/stat``. Source: proc_pid_stat(5)."""
+
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -46,10 +62,17 @@ class Credentials(NamedTuple):
     Attributes:
         pid: The process; ``FOREIGN_PID`` for one of a namespace that this process does not see.
         uid: Its user.
+        start: The time at which the process started, in the kernel's ticks since boot; ``UNKNOWN_START`` where that is unknown.
     """
 
     pid: int
     uid: int
+    start: int = UNKNOWN_START
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """The identity of the process, which a later process with the same number does not have."""
+        return self.pid, self.start
 
     @classmethod
     def of(cls, sock: socket.socket) -> Credentials:
@@ -57,10 +80,23 @@ class Credentials(NamedTuple):
         pid, uid, _ = _CREDENTIALS.unpack(
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
-        return cls(pid, uid)
+        return cls(pid, uid, _start_of(pid))
 
     def __str__(self) -> str:
         return f"pid {self.pid}, uid {self.uid}"
+
+
+def _start_of(pid: int) -> int:
+    """The time at which a process started."""
+    if pid == FOREIGN_PID:
+        return UNKNOWN_START
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+        # The second field is the program's name in parentheses, which may contain any character.
+        return int(text.rpartition(b")")[2].split()[_START_FIELD - 3])
+    except (OSError, ValueError, IndexError):
+        return UNKNOWN_START
 
 
 class ClientLimits(msgspec.Struct, frozen=True):
@@ -143,8 +179,8 @@ class Admission:
 
     def __init__(self, limits: ClientLimits) -> None:
         self._limits = limits
-        self._of_user: Counter[int] = Counter()
-        self._of_process: Counter[int] = Counter()
+        self._of_user: Counter[Hashable] = Counter()
+        self._of_process: Counter[Hashable] = Counter()
         # In the order in which they came.
         self._silent: dict[Place, None] = {}
         self._taken: set[Place] = set()
@@ -166,9 +202,9 @@ class Admission:
             self._make_room(
                 f"{limits.clients_per_process} connections of process {client.pid}",
                 "--clients-per-process",
-                self._of_process[client.pid],
+                self._of_process[client.process],
                 limits.clients_per_process,
-                lambda place: place.client.pid == client.pid,
+                lambda place: place.client.process == client.process,
                 now_s,
             )
         self._make_room(
@@ -190,7 +226,7 @@ class Admission:
         place = Place(client)
         self._taken.add(place)
         self._silent[place] = None
-        self._of_process[client.pid] += 1
+        self._of_process[client.process] += 1
         self._of_user[client.uid] += 1
         return place
 
@@ -228,7 +264,7 @@ class Admission:
         self._taken.remove(place)
         self._ending.pop(place, None)
         self._silent.pop(place, None)
-        for table, key in ((self._of_process, place.client.pid), (self._of_user, place.client.uid)):
+        for table, key in ((self._of_process, place.client.process), (self._of_user, place.client.uid)):
             table[key] -= 1
             if not table[key]:
                 del table[key]

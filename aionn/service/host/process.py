@@ -299,7 +299,7 @@ async def listen(
 
             async def serve_one(sock: socket.socket, client: Credentials, place: Place) -> None:
                 # A process without a number: each of its connections counts as one.
-                process = place if client.pid == FOREIGN_PID else client.pid
+                process = place if client.pid == FOREIGN_PID else client.process
                 peer = peers.of(process)
                 one = serve(
                     device,

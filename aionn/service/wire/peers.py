@@ -497,7 +497,7 @@ class Peers:
         self._known = self._turns.known
 
     def of(self, process: Hashable) -> Peer:
-        """A process, by its number; forgotten with its last connection."""
+        """A process, by its identity; forgotten with its last connection."""
         peer = self._known.get(process)
         if peer is None:
             peer = self._known[process] = Peer(self._turns)

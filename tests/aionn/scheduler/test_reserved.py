@@ -294,3 +294,15 @@ def test_quick_start_decides_as_the_decision_does():
     assert quick(is_frame=True) == 1
     table.frame(10, 10, slot=1)
     assert quick(is_frame=False) is None and quick(is_frame=True, slot=0) is None
+
+
+def test_quick_start_leaves_a_frame_that_is_rejected_to_the_queue():
+    table = Reserved()
+    server = table.server()
+    server.may_run_lower = False
+    server.arrive(table.now, table.now + 100)
+    job = table.job(10, deadline=table.now + 100)
+    job.reserve(server.arrive(table.now, table.now + 100))
+    assert job.frame.is_rejected and job.rank == int(MEDIUM)
+    assert start_immediately(table.now, table.queue, table.slots, job) is None
+    assert table.queue.add(job, table.now) is Reason.UNRESERVED

@@ -102,9 +102,12 @@ def test_frame_that_starts_immediately_is_counted_as_one_that_waits():
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
-def test_early_frame_that_reserved_ones_cannot_wait_for_is_rejected_also_where_its_slot_is_idle(is_idle):
+@pytest.mark.parametrize("room_ns", [5, None])
+def test_early_frame_that_reserved_ones_cannot_wait_for_is_rejected_also_where_its_slot_is_idle(
+    is_idle, room_ns
+):
     shell, reserved = Shell(), make_server()
-    shell.dispatcher.limit_best_effort(5)
+    shell.dispatcher.limit_best_effort(room_ns)
     reserved.may_run_lower = False
     frame = shell.enter(reserved=reserved)
     if is_idle:

@@ -161,8 +161,8 @@ async def test_every_ability_that_is_missing_is_named() -> None:
     with pytest.raises(GeneralFailure) as caught:
         check_abilities(OldModel(None), PreparedModelDefaults, "plain")
     assert str(caught.value).endswith(
-        "plain: the driver's OldModel lacks owner, takes_priority, expected_duration_ns, execute_bound, native, launch,"
-        " bind, abandon; inherit aionn.hal.PreparedModelDefaults"
+        "plain: the driver's OldModel lacks owner, takes_priority, expected_duration_ns, execute_bound, native, is_gone,"
+        " launch, bind, abandon; inherit aionn.hal.PreparedModelDefaults"
     )
     with pytest.raises(
         GeneralFailure, match=r"NoneType lacks size_bytes; inherit aionn\.hal\.BufferDefaults"

@@ -310,6 +310,57 @@ async def test_device_memory_can_be_allocated_again_while_the_model_is_prepared(
     assert net.recoveries == 1
 
 
+@pytest.mark.parametrize("has_noticed", [False, True])
+async def test_device_memory_of_several_compilations_can_be_allocated_before_each_has_noticed_the_death(
+    runtime: aionn.Runtime, net: aionn.Compilation, has_noticed: bool
+) -> None:
+    other = await runtime.compile(doubled_model(), recover=True)
+    await kill(runtime)
+    with anyio.fail_after(LIMIT_S):
+        if has_noticed:
+            assert (await net.execute([ONE])).outputs[0] == 2
+        memory = await runtime.allocate(inputs=[(net, 0), (other, 0)])
+        assert isinstance(memory, aionn.DeviceMemory)
+        await memory.write(3 * ONE)
+        for each in (net, other):
+            assert (await each.execute([memory])).outputs[0] == 6
+    assert net.recoveries == other.recoveries == 1
+
+
+async def test_device_memory_of_several_compilations_waits_for_deaths_during_the_allocation(
+    runtime: aionn.Runtime, net: aionn.Compilation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await runtime.compile(doubled_model(), recover=True)
+    hal = runtime.device("mortal").hal
+    allocate, asked = hal.allocate, 0
+
+    async def die_first(*arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await kill(runtime)
+        return await allocate(*arguments)
+
+    monkeypatch.setattr(hal, "allocate", die_first)
+    with anyio.fail_after(LIMIT_S):
+        assert isinstance(await runtime.allocate(inputs=[(net, 0), (other, 0)]), aionn.DeviceMemory)
+    assert asked == 2 and net.recoveries == other.recoveries == 1
+
+
+async def test_asynchronous_execution_after_a_death_waits_for_the_new_process() -> None:
+    async with aionn.open(drivers=MORTAL, spare_processes=False, execution_path="async") as runtime:
+        net = await runtime.compile(doubled_model(), recover=True)
+        assert (await net.execute([ONE])).outputs[0] == 2
+        await kill(runtime)
+        with anyio.fail_after(LIMIT_S):
+            assert (await net.execute([ONE])).outputs[0] == 2
+            with pytest.raises(aionn.DeadObject) as dead:
+                await net.execute([DIES * ONE])
+            assert dead.value.transient, "it was under way, and is not repeated"
+            assert (await net.execute([ONE])).outputs[0] == 2
+        assert net.recoveries == 2
+
+
 async def test_driver_that_dies_while_it_prepares_can_be_asked_again() -> None:
     drivers = {"mortal": "tests.support.mortal_driver:DiesWhilePreparing"}
     async with aionn.open(drivers=drivers, spare_processes=False) as runtime:

@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import socket
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,14 @@ import pytest
 
 from aionn.errors import DeviceUnavailable, InvalidArgument, ResourceExhausted
 from aionn.service.host import admission, newcomers
-from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, NoPlace
+from aionn.service.host.admission import (
+    FOREIGN_PID,
+    UNKNOWN_START,
+    Admission,
+    ClientLimits,
+    Credentials,
+    NoPlace,
+)
 from aionn.service.host.process import HELLO_TIMES_MAX, _await_hello
 from aionn.service.host.session import Session
 from aionn.service.wire.peers import Peers
@@ -70,6 +79,59 @@ def test_processes_of_another_namespace_are_limited_by_their_user_alone() -> Non
     with pytest.raises(ResourceExhausted, match="serves 4 connections of user 10 already"):
         own.admit(Credentials(FOREIGN_PID, 10), NOW_S)
     own.admit(Credentials(FOREIGN_PID, 11), NOW_S)
+
+
+def test_process_with_the_number_of_one_that_has_ended_has_places_of_its_own() -> None:
+    own = Admission(ClientLimits(clients=9, clients_per_user=8, clients_per_process=2))
+    before, after = Credentials(1, 10, start=100), Credentials(1, 10, start=200)
+    places = [own.admit(client, NOW_S) for client in (before, before, after, after)]
+    for place in places:
+        own.greeted(place)
+    with pytest.raises(ResourceExhausted, match="serves 2 connections of process 1 already"):
+        own.admit(after, NOW_S)
+    own.leave(places[0])
+    with pytest.raises(ResourceExhausted, match="serves 2 connections of process 1 already"):
+        own.admit(after, NOW_S)
+    own.admit(before, NOW_S)
+
+
+def test_start_of_a_process_is_read_whatever_its_name() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        client = Credentials.of(ours)
+        assert client.pid == os.getpid() and client.start > 0
+        program = Path("/proc/self/comm")
+        name = program.read_text().rstrip()
+        try:
+            program.write_text("a) S 1 (b) 2")
+            assert Credentials.of(ours) == client
+        finally:
+            program.write_text(name)
+        assert admission._start_of(os.getppid()) <= client.start
+        child = subprocess.Popen(["true"])
+        child.wait()
+        assert admission._start_of(child.pid) == UNKNOWN_START
+
+
+async def test_process_with_the_number_of_one_that_has_ended_has_a_pace_and_a_share_of_its_own(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes: list[object] = []
+    of = Peers.of
+
+    def noting(self: Peers, process: Any) -> Any:
+        processes.append(process)
+        return of(self, process)
+
+    starts = iter((100, 200, 200))
+    monkeypatch.setattr(Peers, "of", noting)
+    monkeypatch.setattr(admission, "_start_of", lambda pid: next(starts))
+    clients = [served.client() for _ in range(3)]
+    for client in clients:
+        await client.status()
+    assert processes[0] != processes[1] == processes[2]
+    for client in clients:
+        await client.aclose()
 
 
 async def test_connections_of_another_namespace_do_not_count_as_one_process(
