@@ -152,7 +152,12 @@ def _lock(file: str) -> int | None:
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.lstat(file).st_ino == os.fstat(descriptor).st_ino:
+        status = os.fstat(descriptor)
+        if status.st_size:
+            raise OSError(
+                f"{file} is not a lock, and would be removed: expected an empty file, got {status.st_size} bytes"
+            )
+        if os.lstat(file).st_ino == status.st_ino:
             return descriptor
     except (BlockingIOError, FileNotFoundError):
         pass  # The process that had the lock has removed the file, or is about to.

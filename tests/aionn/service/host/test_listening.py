@@ -182,3 +182,14 @@ async def test_failure_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(DeviceUnavailable, match="No space left"):
         await listen_at(str(tmp_path / "s.sock"), 0o600)
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_file_of_a_user_in_the_place_of_the_lock_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "device"
+    file = Path(listening._beside(str(path)) + ".lock")
+    file.write_text("notes")
+    with pytest.raises(
+        DeviceUnavailable, match=r"is not a lock, and would be removed: expected an empty file, got 5 bytes"
+    ):
+        await listen_at(str(path), mode=0o600)
+    assert file.read_text() == "notes" and list(tmp_path.iterdir()) == [file]
