@@ -30,7 +30,7 @@ from aionn.hal import (
     combine_dimensions,
     dimensions_are_known,
 )
-from aionn.runtime.memory.arguments import Binding, TensorSpec
+from aionn.runtime.memory.arguments import Binding, TensorSpec, check_unmasked
 from aionn.runtime.memory.mapped import MappedMemory
 
 __all__ = ["ImageMemory", "check_array", "check_like", "fitted"]
@@ -228,14 +228,15 @@ def _format_of(value: HardwareBufferFormat) -> HardwareBufferFormat:
 
 
 def check_array(values: object, where: str) -> None:
-    """Refuses what is neither an array nor a number of numpy's.
+    """Refuses what is neither an array nor a number of numpy's, and an array with masked elements.
 
     Raises:
-        InvalidArgument: It is something else.
+        InvalidArgument: It is something else, or has masked elements.
     """
     if not isinstance(values, np.ndarray | np.generic):
         given = type(values).__name__
         raise InvalidArgument(f"{where}: expected an array, got a {given} (see numpy.asarray)")
+    check_unmasked(values, where)
 
 
 def check_like(values: Array, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
