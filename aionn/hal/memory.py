@@ -41,6 +41,7 @@ __all__ = [
     "HardwareBufferFormat",
     "Memory",
     "MemoryKind",
+    "whole_number",
 ]
 
 PREFERRED_ALIGNMENT_BYTES = 64
@@ -54,6 +55,18 @@ IMAGE_BYTES_MAX = 2**32 - 1
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _SEALS_NEEDED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+def whole_number(value: object, where: str) -> int:
+    """Python's number for a whole number of any class, such as numpy's.
+
+    Raises:
+        InvalidArgument: It is not a whole number; the message begins with ``where``.
+    """
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(f"{where}: expected a whole number, got {reprlib.repr(value)}") from None
 
 
 class MemoryKind(enum.StrEnum):
@@ -215,6 +228,7 @@ class Memory:
             InvalidArgument: Illegal size or kind.
             ResourceExhausted: No memory or no descriptor is left, or the machine could never have so much (persistent).
         """
+        size_bytes = whole_number(size_bytes, "memory, size")
         if size_bytes <= 0:
             raise InvalidArgument(f"memory: size must be at least 1 byte, got {size_bytes}")
         if kind not in (MemoryKind.ASHMEM, MemoryKind.HARDWARE_BUFFER_BLOB):
@@ -286,13 +300,8 @@ class Memory:
             ResourceExhausted: No descriptor or no address space is left.
             GeneralFailure: It cannot be mapped.
         """
-        try:
-            fd, offset = operator.index(fd), operator.index(offset)
-            size_bytes = None if size_bytes is None else operator.index(size_bytes)
-        except TypeError:
-            raise InvalidArgument(
-                f"memory: expected a descriptor, an offset and a size as whole numbers, got {fd!r}, {offset!r} and {size_bytes!r}"
-            ) from None
+        fd, offset = whole_number(fd, "memory, descriptor"), whole_number(offset, "memory, offset")
+        size_bytes = None if size_bytes is None else whole_number(size_bytes, "memory, size")
         try:
             kind = MemoryKind(kind)
         except ValueError:

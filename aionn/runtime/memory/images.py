@@ -12,7 +12,6 @@ Source: ``ANeuralNetworksMemory_createFromAHardwareBuffer`` of the NN HAL's runt
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -29,6 +28,7 @@ from aionn.hal import (
     OperandType,
     combine_dimensions,
     dimensions_are_known,
+    whole_number,
 )
 from aionn.runtime.memory.arguments import Binding, TensorSpec, check_unmasked
 from aionn.runtime.memory.mapped import MappedMemory
@@ -99,11 +99,11 @@ class ImageMemory(MappedMemory):
             ResourceExhausted: No memory is left.
         """
         description = HardwareBufferDesc(
-            _pixels(width, "width"),
-            _pixels(height, "height"),
-            _pixels(layers, "layers"),
+            whole_number(width, "image, width"),
+            whole_number(height, "image, height"),
+            whole_number(layers, "image, layers"),
             _format_of(format),
-            _pixels(stride, "stride"),
+            whole_number(stride, "image, stride"),
         )
         return cls(Memory.create_hardware_buffer(description))
 
@@ -210,13 +210,6 @@ def fitted(values: Array, shape: Sequence[int]) -> Array:
     """The same values with extents of 1 put in and left out; as they were where that gives another shape."""
     same = [e for e in values.shape if e != 1] == [e for e in shape if e != 1]
     return values.reshape(tuple(shape)) if same else values
-
-
-def _pixels(value: int, what: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidArgument(f"image, {what}: expected a whole number, got {value!r}") from None
 
 
 def _format_of(value: HardwareBufferFormat) -> HardwareBufferFormat:
