@@ -8,7 +8,9 @@ interrupted.
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -25,16 +27,39 @@ __all__ = ["main"]
 WORD_MAX = 200
 """Number of characters of a user's word that a message repeats: a path, but not a number of 5,000 digits."""
 
+DESCRIPTORS = 256
+"""Number of descriptors that a command may have if the system allows it: enough for some streams on some devices."""
+
+CAUSES_MAX = 1000
+"""Number of exceptions that are searched for the cause of a failure."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The process's entry point; ends it with an exit code.
 
     Args:
-        arguments: What follows the command's name; None takes those of the process, whose SIGINT is taken over then.
+        arguments: What follows the command's name; None takes those of the process, whose SIGINT is taken over then, and whose
+            limit of descriptors is raised if it is low.
     """
     if arguments is None:
         _open_standard_streams()
         interrupts.guard()
+        _allow_descriptors()
+    try:
+        _run(arguments)
+    except (Exception, BaseExceptionGroup) as e:
+        if os.environ.get(TRACEBACK_VARIABLE) == "1" or not _lacks_descriptors(e):
+            raise
+        if arguments is None:
+            # An event loop that lacks a descriptor raises an error when it is collected.
+            sys.unraisablehook = lambda _: None
+        # A plain print, since an import needs a descriptor.
+        reason = _first_error(e) or "no file descriptor is left"
+        print(f"aionn: {reason}; {_advice()}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _run(arguments: Sequence[str] | None) -> NoReturn:
     try:
         is_done = print_overview(sys.argv[1:] if arguments is None else arguments)
     except BrokenPipeError:
@@ -62,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from None
     except (Error, BaseExceptionGroup) as e:
         error = _first_error(e)
-        if error is None or os.environ.get(TRACEBACK_VARIABLE) == "1":
+        if error is None or os.environ.get(TRACEBACK_VARIABLE) == "1" or _lacks_descriptors(e):
             raise
         _print_error(str(error))
         raise SystemExit(2) from None
@@ -84,6 +109,37 @@ def _open_standard_streams() -> None:
             fd = os.open(os.devnull, os.O_RDWR)  # The lowest number that is free.
             os.set_inheritable(fd, fd == number)
             setattr(sys, name, os.fdopen(fd, "r+" if number else "r", closefd=False))
+
+
+def _advice() -> str:
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"this process may have {allowed} file descriptors (RLIMIT_NOFILE): raise the limit, such as by `ulimit -n 1024`"
+
+
+def _allow_descriptors() -> None:
+    """Raises a low limit of descriptors, as far as the system allows it."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if most == resource.RLIM_INFINITY else min(DESCRIPTORS, most)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+def _lacks_descriptors(error: BaseException) -> bool:
+    """Whether a failure comes from the limit of descriptors: the error itself, one of its causes, or one of its group."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting and len(seen) < CAUSES_MAX:
+        e = waiting.pop()
+        if e is None or id(e) in seen:
+            continue
+        seen.add(id(e))
+        # The loader of libraries and driver processes give the reason only as text.
+        if getattr(e, "errno", None) == errno.EMFILE or os.strerror(errno.EMFILE) in str(e):
+            return True
+        waiting += [e.__cause__, e.__context__]
+        if isinstance(e, BaseExceptionGroup):
+            waiting += e.exceptions
+    return False
 
 
 def _end_unread() -> NoReturn:

@@ -22,6 +22,7 @@ import functools
 import mmap
 import operator
 import os
+import reprlib
 import weakref
 from collections.abc import Callable
 from typing import Self
@@ -40,6 +41,7 @@ __all__ = [
     "HardwareBufferFormat",
     "Memory",
     "MemoryKind",
+    "whole_number",
 ]
 
 PREFERRED_ALIGNMENT_BYTES = 64
@@ -53,6 +55,18 @@ IMAGE_BYTES_MAX = 2**32 - 1
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _SEALS_NEEDED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+def whole_number(value: object, where: str) -> int:
+    """Python's number for a whole number of any class, such as numpy's.
+
+    Raises:
+        InvalidArgument: It is not a whole number; the message begins with ``where``.
+    """
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(f"{where}: expected a whole number, got {reprlib.repr(value)}") from None
 
 
 class MemoryKind(enum.StrEnum):
@@ -130,8 +144,13 @@ class HardwareBufferDesc(msgspec.Struct, frozen=True, array_like=True):
         """Refuses what no buffer can be.
 
         Raises:
-            InvalidArgument: An extent is below 1, a row reaches into the next, a ``BLOB`` has rows, or it is larger than 4 GiB.
+            InvalidArgument: A field has a value of another type, an extent is below 1, a row reaches into the next, a ``BLOB`` has
+                rows, or it is larger than 4 GiB.
         """
+        for name in self.__struct_fields__:
+            _check_type(
+                getattr(self, name), HardwareBufferFormat if name == "format" else int, f"image, {name}"
+            )
         if min(self.width, self.height, self.layers) < 1 or self.stride < 0:
             raise InvalidArgument(f"hardware buffer: expected extents of at least 1, got {self}")
         if self.stride and self.stride < self.width:
@@ -209,6 +228,7 @@ class Memory:
             InvalidArgument: Illegal size or kind.
             ResourceExhausted: No memory or no descriptor is left, or the machine could never have so much (persistent).
         """
+        size_bytes = whole_number(size_bytes, "memory, size")
         if size_bytes <= 0:
             raise InvalidArgument(f"memory: size must be at least 1 byte, got {size_bytes}")
         if kind not in (MemoryKind.ASHMEM, MemoryKind.HARDWARE_BUFFER_BLOB):
@@ -223,6 +243,7 @@ class Memory:
             InvalidArgument: No buffer can be so.
             ResourceExhausted: No memory or no descriptor is left.
         """
+        _check_type(description, HardwareBufferDesc, "image")
         description.check()
         if description.format == HardwareBufferFormat.BLOB:
             return cls._create(description.width, MemoryKind.HARDWARE_BUFFER_BLOB, name)
@@ -279,11 +300,13 @@ class Memory:
             ResourceExhausted: No descriptor or no address space is left.
             GeneralFailure: It cannot be mapped.
         """
+        fd, offset = whole_number(fd, "memory, descriptor"), whole_number(offset, "memory, offset")
+        size_bytes = None if size_bytes is None else whole_number(size_bytes, "memory, size")
         try:
-            fd, offset = operator.index(fd), operator.index(offset)
-        except TypeError:
+            kind = MemoryKind(kind)
+        except ValueError:
             raise InvalidArgument(
-                f"memory: expected a descriptor and an offset as whole numbers, got {fd!r} and {offset!r}"
+                f"memory: expected a kind of {', '.join(MemoryKind)}, got {kind!r:.80}"
             ) from None
         _check_image(kind, size_bytes, image)
         if image is not None:
@@ -379,11 +402,19 @@ class Memory:
         return f"<Memory {self.kind} {self.size_bytes} bytes, {state}>"
 
 
+def _check_type(value: object, kind: type, where: str) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InvalidArgument(
+            f"{where}: expected {kind.__name__}, got {type(value).__name__} {reprlib.repr(value)}"
+        )
+
+
 def _check_image(kind: MemoryKind, size_bytes: int | None, image: HardwareBufferDesc | None) -> None:
     if (kind == MemoryKind.HARDWARE_BUFFER) != (image is not None):
         raise InvalidArgument(f"memory: expected a description for an image and for nothing else, got {kind}")
     if image is None:
         return
+    _check_type(image, HardwareBufferDesc, "image")
     image.check()
     if image.format == HardwareBufferFormat.BLOB:
         raise InvalidArgument("memory: expected an image, got a BLOB: that is hardware_buffer_blob")

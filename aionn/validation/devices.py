@@ -8,8 +8,8 @@ Source: the rules of the NN HAL 1.3 for these records, and of its callbacks for 
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from collections.abc import Sequence
 
 import msgspec
@@ -63,6 +63,13 @@ TEXT_CHARACTERS_MAX = 256
 """Longest name or version of a device: it is printed in a line of a log, an error or a table."""
 
 
+NUMBER_MAX = 2**63 - 1
+"""Largest whole number that a message of the HAL's wire holds for every reader."""
+
+ELEMENT_BYTES_MAX = 2**32 - 1
+"""Most bytes of an element: sizes are unsigned 32-bit numbers on the HAL's wire."""
+
+
 def check_capabilities(capabilities: Capabilities) -> None:
     """Checks performance figures.
 
@@ -91,7 +98,7 @@ def check_capabilities(capabilities: Capabilities) -> None:
 
 def _check_performance(info: PerformanceInfo, where: str) -> None:
     for name, ratio in (("execution time", info.exec_time), ("power usage", info.power_usage)):
-        if not (math.isfinite(ratio) and ratio > 0):
+        if not 0 < ratio <= (NUMBER_MAX if isinstance(ratio, int) else sys.float_info.max):
             raise InvalidArgument(f"{where}, {name}: expected a positive finite ratio, got {ratio}")
 
 
@@ -113,8 +120,8 @@ def check_extension(extension: Extension) -> None:
         if entry.type in seen:
             raise InvalidArgument(f"{where}: expected every type once, got it twice")
         seen.add(entry.type)
-        if entry.byte_size <= 0:
-            raise InvalidArgument(f"{where}: expected at least 1 byte, got {entry.byte_size}")
+        if not 0 < entry.byte_size <= ELEMENT_BYTES_MAX:
+            raise InvalidArgument(f"{where}: expected 1 to {ELEMENT_BYTES_MAX} bytes, got {entry.byte_size}")
 
 
 def check_extensions(extensions: Sequence[Extension]) -> None:

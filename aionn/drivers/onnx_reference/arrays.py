@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from aionn.errors import InvalidArgument
 
-__all__ = ["Array", "axis_of", "check_room", "numbers", "wide"]
+__all__ = ["Array", "axis_of", "check_room", "numbers", "single", "wide"]
 
 Array = npt.NDArray[Any]
 
@@ -52,6 +52,17 @@ def numbers(array: Array) -> list[int]:
     if array.dtype.kind not in "iu":
         raise InvalidArgument(f"expected whole numbers, got {array.dtype}")
     return [int(number) for number in array.reshape(-1)]
+
+
+def single(array: Array, what: str) -> Any:
+    """The number of an array with one element.
+
+    Raises:
+        InvalidArgument: It has another number of elements.
+    """
+    if array.size != 1:
+        raise InvalidArgument(f"{what}: expected one number, got {array.size} numbers")
+    return array.reshape(-1)[0]
 
 
 def wide(array: Array) -> Array:

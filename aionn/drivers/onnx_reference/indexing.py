@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aionn.drivers.onnx_reference.arrays import Array, axis_of, check_room, numbers
+from aionn.drivers.onnx_reference.arrays import Array, axis_of, check_room, numbers, single
 from aionn.errors import InvalidArgument
 
 __all__ = ["KERNELS", "checked_indices"]
@@ -110,7 +110,7 @@ def tensor_scatter(
 
 
 def one_hot(indices: Array, depth: Array, values: Array, *, axis: int = -1) -> Array:
-    count = int(depth.reshape(-1)[0])
+    count = int(single(depth, "OneHot, depth"))
     axis = axis_of(axis, indices.ndim + 1)
     check_room((*indices.shape, count), values.itemsize)
     places = indices.astype(np.int64)
@@ -200,9 +200,9 @@ def non_max_suppression(
     *,
     center_point_box: int = 0,
 ) -> Array:
-    limit = 0 if most is None else int(most.reshape(-1)[0])
-    overlap_max = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
-    score_min = None if threshold is None else float(threshold.reshape(-1)[0])
+    limit = 0 if most is None else int(single(most, "max_output_boxes_per_class"))
+    overlap_max = 0.0 if overlap is None else float(single(overlap, "iou_threshold"))
+    score_min = None if threshold is None else float(single(threshold, "score_threshold"))
     if boxes.shape[1] > NMS_BOXES_MAX:
         raise InvalidArgument(
             f"NonMaxSuppression: expected at most {NMS_BOXES_MAX} boxes, got {boxes.shape[1]}"

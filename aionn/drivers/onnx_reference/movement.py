@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aionn.drivers.onnx_reference.arrays import Array, axis_of, check_room, numbers
+from aionn.drivers.onnx_reference.arrays import Array, axis_of, check_room, numbers, single
 from aionn.errors import InvalidArgument
 
 __all__ = ["KERNELS"]
@@ -133,7 +133,7 @@ def pad(
     along = [axis_of(a, x.ndim) for a in numbers(axes)] if axes is not None else list(range(x.ndim))
     if len(amounts) != 2 * len(along):
         raise InvalidArgument(f"Pad: expected {2 * len(along)} numbers of padding, got {len(amounts)}")
-    number = value if value_input is None else value_input.reshape(-1)[0]
+    number = value if value_input is None else single(value_input, "Pad, value")
     widths = [(0, 0)] * x.ndim
     for place, axis in enumerate(along):
         begin, end = amounts[place], amounts[place + len(along)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aionn.drivers.onnx_reference.arrays import Array, axis_of, numbers, wide
+from aionn.drivers.onnx_reference.arrays import Array, axis_of, numbers, single, wide
 from aionn.errors import InvalidArgument
 
 __all__ = ["KERNELS", "softmax"]
@@ -113,7 +113,7 @@ def _softmax(function: Callable[[Array, int], Array]) -> Callable[..., Array]:
 
 def _running(function: Any) -> Callable[..., Array]:
     def kernel(x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Array:
-        along = axis_of(int(axis.reshape(-1)[0]), x.ndim)
+        along = axis_of(single(axis, "axis"), x.ndim)
         source = np.flip(x, along) if reverse else x
         result = function.accumulate(source, axis=along, dtype=x.dtype)
         if exclusive:

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from aionn.drivers.onnx_reference.arrays import Array, axis_of, check_room
+from aionn.drivers.onnx_reference.arrays import Array, axis_of, check_room, single
 from aionn.errors import InvalidArgument
 
 __all__ = ["KERNELS"]
 
 
 def _number(array: Array) -> int:
-    return int(array.reshape(-1)[0])
+    return int(single(array, "a length, step, axis or rate"))
 
 
 def _complex(x: Array) -> Array:

@@ -367,9 +367,7 @@ def constant_of_shape(g: GraphWriter, op: Operator) -> Any:
 
 def range_(g: GraphWriter, op: Operator) -> Any:
     """Numbers from a start to a limit."""
-    start, limit, delta = (
-        op.array(position, what).reshape(()) for position, what in enumerate(("start", "limit", "step"))
-    )
+    start, limit, delta = map(op.single, range(3), ("start", "limit", "step"))
     if delta == 0:
         op.refuse("input 2 (step)", "not 0", 0)
     try:
@@ -394,7 +392,7 @@ def eye_like(g: GraphWriter, op: Operator) -> Any:
 
 def window(g: GraphWriter, op: Operator) -> Any:
     """The constant of HannWindow, HammingWindow or BlackmanWindow."""
-    size = int(op.array(0, "the size").reshape(()))
+    size = int(op.single(0, "the size"))
     if not 0 < size < 1 << 24:
         op.refuse("size", "a number from 1 to 2**24", size)
     n = g.counted(size) / max(1, size if op.integer("periodic", 1) else size - 1)

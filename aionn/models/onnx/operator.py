@@ -113,6 +113,13 @@ class Operator:
             self.refuse(f"input {position} ({what})", f"at most {NUMBERS_MAX} numbers", array.size)
         return [int(number) for number in array.reshape(-1)]
 
+    def single(self, position: int, what: str) -> Any:
+        """The number of a constant input with one element."""
+        array = self.array(position, what)
+        if array.size != 1:
+            self.refuse(f"input {position} ({what})", "one number", f"{array.size} numbers")
+        return array.reshape(-1)[0]
+
     def _attribute(self, name: str, kind: AttributeType) -> Attribute | None:
         self._asked.add(name)
         found = self.node.attributes.get(name)

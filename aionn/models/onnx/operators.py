@@ -59,7 +59,7 @@ def _dropout(g: GraphWriter, op: Operator) -> list[Tensor]:
     if op.version < 7 and not op.integer("is_test", 0):
         raise Inexpressible("training")
     if op.has(2) and distinct(op.array(2, "training_mode")).any():
-        ratio = float(op.array(1, "the ratio").reshape(())) if op.has(1) else 0.5
+        ratio = float(op.single(1, "the ratio")) if op.has(1) else 0.5
         if ratio != 0:
             raise Inexpressible("training")
     outputs = [x]

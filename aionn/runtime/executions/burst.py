@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, overload
@@ -26,6 +25,7 @@ from aionn.errors import ExecutionCancelled, InvalidArgument, ResourceExhausted,
 from aionn.hal import (
     Priority,
     dimensions_are_known,
+    whole_number,
 )
 from aionn.platform.loops import finish, finish_all
 from aionn.runtime.background import Background
@@ -97,10 +97,7 @@ class Burst:
         figures: CompilationFigures | None = None,
         on_close: Callable[[Burst], None],
     ) -> None:
-        try:
-            slots = operator.index(slots)
-        except TypeError:
-            raise InvalidArgument(f"burst, slots: expected a whole number, got {slots!r}") from None
+        slots = whole_number(slots, "burst, slots")
         if not 1 <= slots <= SLOTS_MAX:
             raise InvalidArgument(f"burst: expected from 1 to {SLOTS_MAX} slots, got {slots}")
         check_known_shapes(plan)

@@ -82,8 +82,10 @@ class _ItemWriter:
         if unknown or missing:
             wrong = f"{unknown[0]!r}, which the model lacks" if unknown else f"no {missing[0]!r}"
             raise InvalidArgument(f"stream: expected arrays for {names}; got {wrong}")
-        for name, value in values.items():
-            (array,) = check_inputs([self._specs[name]], [value])
+        for index, (name, spec) in enumerate(self._specs.items()):
+            if name not in values:
+                continue
+            (array,) = check_inputs([spec], [values[name]], first=index)
             if array is None:
                 raise InvalidArgument(f"stream: expected an array for {name}, got None")
             views[name][...] = array

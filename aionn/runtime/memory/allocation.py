@@ -15,7 +15,7 @@ from aionn.runtime.background import Background
 from aionn.runtime.compilation import Compilation
 from aionn.runtime.executions.stepping import PreparedStep
 from aionn.runtime.memory.arguments import TensorSpec
-from aionn.runtime.memory.own import DeviceMemory, SharedMemory
+from aionn.runtime.memory.own import DeviceMemory, SharedMemory, extents_of
 from aionn.runtime.recovery.prepared import RecoveringPreparedModel, drivers_own
 from aionn.runtime.recovery.states import PREPARATIONS_MAX
 
@@ -81,12 +81,7 @@ async def allocate(
 
 
 def _known_extents(dimensions: Sequence[int]) -> tuple[int, ...]:
-    try:
-        extents = tuple(operator.index(extent) for extent in dimensions)
-    except TypeError:
-        raise InvalidArgument(
-            f"allocate, shape: expected a sequence of integers, got {dimensions!r}"
-        ) from None
+    extents = extents_of(dimensions, "allocate, shape")
     if not all(0 <= extent <= EXTENT_MAX for extent in extents):
         raise InvalidArgument(
             f"allocate, shape: expected extents from 0 (unknown) to {EXTENT_MAX}, got {list(extents)}"

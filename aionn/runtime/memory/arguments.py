@@ -46,6 +46,7 @@ __all__ = [
     "RequestArea",
     "TensorSpec",
     "check_inputs",
+    "check_unmasked",
     "declared_spec",
     "output_target",
     "tensor_spec",
@@ -128,6 +129,7 @@ def check_inputs(
     specs: Sequence[TensorSpec],
     values: Sequence[Any],
     needed: Callable[[], Collection[int]] = frozenset[int],
+    first: int = 0,
 ) -> list[Array | None]:
     """The values that an application passes, as arrays of the model's types; None stays None: an input that is left out.
 
@@ -135,6 +137,7 @@ def check_inputs(
         specs: What the model takes.
         values: A value for each, None, or ``BOUND``, which becomes None.
         needed: Which inputs cannot be left out; asked only when one is.
+        first: Index of the first of the inputs.
 
     Raises:
         InvalidArgument: Wrong number, type or shape, or one is missing; names the input, the expected and the actual value.
@@ -146,7 +149,7 @@ def check_inputs(
         v
         if type(v) is np.ndarray and v.shape == s.dimensions and v.dtype == s.dtype and v.size
         else _check_input(i, s, v, needed)
-        for i, (s, v) in enumerate(zip(specs, values, strict=True))
+        for i, (s, v) in enumerate(zip(specs, values, strict=True), first)
     ]
 
 
@@ -170,23 +173,35 @@ def _check_input(
         if index in needed():
             raise InvalidArgument(f"{where}: missing")
         return None
+    try:
+        return _fitted(spec, value, where)
+    except InvalidArgument as e:
+        raise InvalidArgument(f"{e} (it takes {_taken(spec)})") from e.__cause__
+
+
+def _taken(spec: TensorSpec) -> str:
+    """The element type and shape that an input takes, in words."""
+    if spec.declared is not None and spec.declared.dimensions is not None:
+        return f"{spec.declared.dtype} of shape {list(spec.declared.dimensions)}"
+    if is_scalar_type(spec.type):
+        return f"one {spec.dtype}"
+    return f"{spec.dtype} of {f'shape {list(spec.dimensions)}' if spec.dimensions else 'any shape'}"
+
+
+def _fitted(spec: TensorSpec, value: Any, where: str) -> Array:
     if not isinstance(value, np.ndarray):
-        if is_scalar_type(spec.type) and isinstance(value, bool | int | float):
-            value = np.asarray(value, dtype=spec.dtype)
-        elif (
-            spec.declared is not None
-            and spec.declared.dimensions == ()
-            and isinstance(value, bool | int | float)
-        ):
-            value = number_of(value, spec.declared.dtype, where)
-        else:
-            value = _view_of(value, where, "an array or a buffer")
+        value = _array_of(spec, value, where)
     elif type(value) is not np.ndarray:
+        check_unmasked(value, where)
         value = np.asarray(value)  # A class of its own may have attributes of its own.
+    if not value.dtype.isnative and value.dtype.newbyteorder("=") == spec.dtype:
+        value = value.astype(spec.dtype)
     if spec.declared is not None:
         value = stored_as(value, spec.dtype, spec.dimensions, spec.declared, where)
     if value.dtype != spec.dtype:
-        raise InvalidArgument(f"{where}: expected element type {spec.dtype}, got {value.dtype}")
+        raise InvalidArgument(
+            f"{where}: expected element type {spec.dtype}, got {value.dtype} of shape {list(value.shape)}"
+        )
     expected = spec.dimensions
     if is_scalar_type(spec.type):
         if value.size != 1:
@@ -197,6 +212,27 @@ def _check_input(
     if value.size == 0:
         raise InvalidArgument(f"{where}: expected at least one element, got shape {list(value.shape)}")
     return np.asarray(value)
+
+
+def _array_of(spec: TensorSpec, value: Any, where: str) -> Array:
+    """Makes an array of another value: of a number for a scalar, or of a buffer, as a view."""
+    if isinstance(value, bool | int | float):
+        if is_scalar_type(spec.type):
+            return number_of(value, spec.dtype.name, where)
+        if spec.declared is not None and spec.declared.dimensions == ():
+            return number_of(value, spec.declared.dtype, where)
+    return _view_of(value, where, "an array or a buffer")
+
+
+def check_unmasked(value: object, where: str) -> None:
+    """Rejects an array with masked elements, since a device computes with the numbers behind the mask.
+
+    Raises:
+        InvalidArgument: It has some.
+    """
+    # ``np.ma`` is imported when it is first named, so that it is named for subclasses of arrays alone.
+    if type(value) is not np.ndarray and isinstance(value, np.ndarray) and np.ma.is_masked(value):
+        raise InvalidArgument(f"{where}: expected an array without masked elements, got masked ones")
 
 
 def _view_of(value: Any, where: str, expected: str) -> Array:
@@ -503,11 +539,23 @@ Writer = Callable[[Any, Array], None]
 """Writes a value of an application into a view of an input."""
 
 
+def _real_numbers(value: Any, count: int, where: str) -> Array:
+    check_unmasked(value, where)
+    expected, given = f"{where}: expected {count} real numbers", f"a {type(value).__name__}"
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, OverflowError) as e:
+        raise InvalidArgument(f"{expected}, got {given}: {e}") from e
+    if not np.can_cast(array.dtype, np.float64, "same_kind"):
+        raise InvalidArgument(f"{expected}, got {given} with elements of type {array.dtype}")
+    return array
+
+
 def value_writer(spec: TensorSpec) -> Writer:
     """Writes real values (any float array of the input's number of elements) into the input, quantised if it is."""
 
     def write(value: Any, view: Array) -> None:
-        array = np.asarray(value)
+        array = _real_numbers(value, view.size, spec.name)
         if array.size != view.size:
             raise InvalidArgument(f"{spec.name}: expected {view.size} values, got {array.size}")
         array = array.reshape(view.shape)

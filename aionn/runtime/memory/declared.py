@@ -10,6 +10,7 @@ axes beyond four are merged.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -41,11 +42,24 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 def number_of(value: bool | int | float, dtype: str, where: str) -> Array:
-    """An array of rank 0 with a number of Python."""
-    array = np.asarray(value)
-    if not np.can_cast(array.dtype, dtype, "same_kind"):
+    """An array of rank 0 with a number of Python.
+
+    Raises:
+        InvalidArgument: The type cannot hold the number.
+    """
+    wanted = np.dtype(dtype)
+    if not _holds(wanted, value):
         raise InvalidArgument(f"{where}: expected a number of type {dtype}, got {value!r:.80}")
-    return array.astype(dtype)
+    return np.array(value, wanted)
+
+
+def _holds(dtype: np.dtype[Any], value: bool | int | float) -> bool:
+    if dtype.kind == "b":
+        return value in (0, 1)
+    if dtype.kind in "iu":
+        return isinstance(value, int) and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
+    is_finite = -math.inf < value < math.inf
+    return dtype.kind != "f" or not is_finite or abs(value) <= float(np.finfo(dtype).max)
 
 
 def stored_as(

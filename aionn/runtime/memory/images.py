@@ -12,7 +12,6 @@ Source: ``ANeuralNetworksMemory_createFromAHardwareBuffer`` of the NN HAL's runt
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -29,8 +28,9 @@ from aionn.hal import (
     OperandType,
     combine_dimensions,
     dimensions_are_known,
+    whole_number,
 )
-from aionn.runtime.memory.arguments import Binding, TensorSpec
+from aionn.runtime.memory.arguments import Binding, TensorSpec, check_unmasked
 from aionn.runtime.memory.mapped import MappedMemory
 
 __all__ = ["ImageMemory", "check_array", "check_like", "fitted"]
@@ -99,11 +99,11 @@ class ImageMemory(MappedMemory):
             ResourceExhausted: No memory is left.
         """
         description = HardwareBufferDesc(
-            _pixels(width, "width"),
-            _pixels(height, "height"),
-            _pixels(layers, "layers"),
+            whole_number(width, "image, width"),
+            whole_number(height, "image, height"),
+            whole_number(layers, "image, layers"),
             _format_of(format),
-            _pixels(stride, "stride"),
+            whole_number(stride, "image, stride"),
         )
         return cls(Memory.create_hardware_buffer(description))
 
@@ -212,13 +212,6 @@ def fitted(values: Array, shape: Sequence[int]) -> Array:
     return values.reshape(tuple(shape)) if same else values
 
 
-def _pixels(value: int, what: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidArgument(f"image, {what}: expected a whole number, got {value!r}") from None
-
-
 def _format_of(value: HardwareBufferFormat) -> HardwareBufferFormat:
     try:
         return HardwareBufferFormat(value)
@@ -228,14 +221,15 @@ def _format_of(value: HardwareBufferFormat) -> HardwareBufferFormat:
 
 
 def check_array(values: object, where: str) -> None:
-    """Refuses what is neither an array nor a number of numpy's.
+    """Refuses what is neither an array nor a number of numpy's, and an array with masked elements.
 
     Raises:
-        InvalidArgument: It is something else.
+        InvalidArgument: It is something else, or has masked elements.
     """
     if not isinstance(values, np.ndarray | np.generic):
         given = type(values).__name__
         raise InvalidArgument(f"{where}: expected an array, got a {given} (see numpy.asarray)")
+    check_unmasked(values, where)
 
 
 def check_like(values: Array, shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:

@@ -31,6 +31,7 @@ from aionn.hal import (
     MemoryKind,
     combine_dimensions,
     operand_size_bytes,
+    whole_number,
 )
 from aionn.runtime.memory.arguments import Binding, TensorSpec
 from aionn.runtime.memory.images import ImageMemory, check_array, check_like, fitted
@@ -45,6 +46,7 @@ __all__ = [
     "SharedMemory",
     "bind",
     "copy",
+    "extents_of",
     "image_view",
 ]
 
@@ -62,10 +64,7 @@ class SharedMemory(MappedMemory):
     def __init__(self, memory: Memory, dtype: npt.DTypeLike, shape: Sequence[int], offset: int = 0) -> None:
         kind = _element_type(dtype)
         shape = _extents(shape)
-        try:
-            offset = operator.index(offset)
-        except TypeError:
-            raise InvalidArgument(f"offset: expected a whole number of bytes, got {offset!r}") from None
+        offset = whole_number(offset, "offset")
         size_bytes = kind.itemsize * math.prod(shape)
         if offset < 0 or size_bytes <= 0 or offset + size_bytes > memory.size_bytes:
             raise InvalidArgument(
@@ -251,11 +250,20 @@ def _element_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return kind
 
 
-def _extents(shape: Sequence[int]) -> tuple[int, ...]:
+def extents_of(shape: Sequence[int], where: str) -> tuple[int, ...]:
+    """The extents of a shape that an application passes, in Python's numbers.
+
+    Raises:
+        InvalidArgument: It is not a sequence of whole numbers.
+    """
     try:
-        extents = tuple(operator.index(extent) for extent in shape)
+        return tuple(operator.index(extent) for extent in shape)
     except TypeError:
-        raise InvalidArgument(f"shape: expected a sequence of integers, got {shape!r}") from None
+        raise InvalidArgument(f"{where}: expected a sequence of integers, got {shape!r}") from None
+
+
+def _extents(shape: Sequence[int]) -> tuple[int, ...]:
+    extents = extents_of(shape, "shape")
     for extent in extents:
         if extent < 1:
             raise InvalidArgument(f"shape: expected extents of at least 1, got {extent}")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from aionn.errors import InvalidArgument
 from aionn.hal import OperandType, operand_type_name
-from aionn.runtime.memory.arguments import Array, TensorSpec, Writer
+from aionn.runtime.memory.arguments import Array, TensorSpec, Writer, check_unmasked
 
 __all__ = ["Fit", "boxes_in_picture", "image_size", "image_writer"]
 
@@ -75,6 +75,7 @@ def image_writer(
             raise InvalidArgument(
                 f"{spec.name}: expected a picture as a uint8 array, got a {type(value).__name__}; numpy.asarray(image) makes it one"
             )
+        check_unmasked(value, spec.name)
         if value.dtype != np.uint8 or (value.shape != picture.shape and not fitting.takes(value)):
             raise InvalidArgument(
                 f"{spec.name}: expected a uint8 picture of shape {list(picture.shape)}, got {value.dtype} {list(value.shape)}"

@@ -4,7 +4,8 @@ process lives on. Python code that constructs a record is not checked by msgspec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -17,15 +18,29 @@ from aionn.errors import Error, InvalidArgument
 from aionn.hal import (
     BufferDesc,
     BufferRole,
+    CacheFileCounts,
     CacheFiles,
+    Capabilities,
     ChannelQuant,
     Device,
+    DeviceInfo,
+    DeviceType,
+    Extension,
     ExtensionNameAndPrefix,
+    ExtensionOperandType,
+    FeatureLevel,
     FencedExecution,
+    HardwareBufferDesc,
+    HardwareBufferFormat,
+    Memory,
+    MemoryKind,
+    OperandPerformance,
     OperandType,
+    PerformanceInfo,
     Request,
 )
 from aionn.testing.models import identity
+from aionn.validation import check_device_info
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -205,3 +220,70 @@ async def test_odd_cache_files_are_refused_by_name(device: Device, small: Any) -
             await _executed(prepared, _request(small), small)
             await prepared.aclose()
         assert _pid(device) == pid, cache
+
+
+def _refused_or_fine(call: Callable[[Any], object], value: Any, place: str) -> None:
+    try:
+        call(value)
+    except InvalidArgument as e:
+        assert _is_own(e), place
+    except BaseException as e:
+        e.add_note(place)
+        raise
+
+
+async def test_odd_descriptions_of_images_are_refused_by_name() -> None:
+    def made(image: Any) -> None:
+        Memory.create_hardware_buffer(image).close()
+
+    fine = HardwareBufferDesc(3, 2, 1, HardwareBufferFormat.R8_UNORM, 4)
+    with contextlib.closing(Memory.create_hardware_buffer(fine)) as own:
+
+        def imported(image: Any) -> None:
+            Memory.from_fd(own.fileno(), kind=MemoryKind.HARDWARE_BUFFER, image=image).close()
+
+        for place, image in (*_variants(fine), *((f"={value!r}", value) for value in ODD)):
+            _refused_or_fine(made, image, place)
+            _refused_or_fine(imported, image, place)
+        with pytest.raises(InvalidArgument, match="image: expected HardwareBufferDesc, got int 1"):
+            imported(1)
+        with pytest.raises(InvalidArgument, match="image, width: expected int, got str 'x'"):
+            imported(HardwareBufferDesc("x", 1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["fd", "size_bytes", "offset", "kind"])
+async def test_odd_imports_of_memory_are_refused_by_name(name: str) -> None:
+    with contextlib.closing(Memory.create(64)) as own:
+
+        def imported(value: Any) -> None:
+            arguments = {"fd": own.fileno(), name: value}
+            Memory.from_fd(**arguments).close()
+
+        for value in ODD:
+            _refused_or_fine(imported, value, repr(value))
+
+
+async def test_odd_descriptions_of_devices_are_refused_by_name() -> None:
+    performance = PerformanceInfo(1.0, 1.0)
+    entry = OperandPerformance(OperandType.TENSOR_FLOAT32, performance)
+    capabilities = Capabilities(performance, performance, (entry,), performance, performance)
+    extension = Extension("com.vendor", (ExtensionOperandType(1, True, 4),))
+    fine = DeviceInfo(
+        "acme-npu",
+        DeviceType.ACCELERATOR,
+        "1",
+        FeatureLevel.LEVEL_5,
+        capabilities,
+        (extension,),
+        CacheFileCounts(1, 1),
+    )
+    check_device_info(fine)
+
+    def sent(info: Any) -> None:
+        check_device_info(info)
+        msgspec.msgpack.encode(info)
+
+    for place, info in (*_variants(fine), *((f"={value!r}", value) for value in ODD)):
+        _refused_or_fine(sent, info, place)
+    with pytest.raises(InvalidArgument, match=r"device\.slots: expected int, got str 'x'"):
+        check_device_info(msgspec.structs.replace(fine, slots="x"))

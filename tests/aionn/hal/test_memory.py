@@ -8,6 +8,7 @@ import gc
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +82,12 @@ def test_memory_that_may_fit_later_is_refused_as_transient(monkeypatch: pytest.M
 @pytest.mark.parametrize("size_bytes", [0, -1])
 def test_illegal_size_is_refused(size_bytes: int) -> None:
     with pytest.raises(InvalidArgument, match="at least 1 byte"):
+        Memory.create(size_bytes)
+
+
+@pytest.mark.parametrize("size_bytes", ["x", 1.5, None])
+def test_size_that_is_not_a_whole_number_is_refused(size_bytes: Any) -> None:
+    with pytest.raises(InvalidArgument, match="memory, size: expected a whole number, got"):
         Memory.create(size_bytes)
 
 

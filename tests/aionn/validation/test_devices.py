@@ -95,7 +95,10 @@ def test_broken_other_performance_is_refused(name):
         (Extension(""), "expected a name of lower-case words"),
         (Extension("vendor"), "expected a name of lower-case words"),
         (Extension("com.Vendor"), "expected a name of lower-case words"),
-        (Extension("com.vendor", (ExtensionOperandType(1, True, 0),)), "expected at least 1 byte, got 0"),
+        (
+            Extension("com.vendor", (ExtensionOperandType(1, True, 0),)),
+            "expected 1 to 4294967295 bytes, got 0",
+        ),
         (Extension("com.vendor", (ExtensionOperandType(0x10000, True, 1),)), "expected a number of 16 bits"),
         (Extension("com.vendor", (ExtensionOperandType(1, True, 1),) * 2), "expected every type once"),
     ],

@@ -350,7 +350,7 @@ def pad(g: GraphWriter, op: Operator) -> Tensor:
         axes = list(range(x.rank))
     else:
         pads = op.numbers(1, "the padding")
-        fill = op.array(2, "the value").reshape(-1)[0].item() if op.has(2) else 0
+        fill = op.single(2, "the value").item() if op.has(2) else 0
         axes = op.axes(op.numbers(3, "the axes"), x.rank) if op.has(3) else list(range(x.rank))
     if len(pads) != 2 * len(axes):
         op.refuse("padding", f"{2 * len(axes)} numbers", len(pads))
@@ -455,7 +455,7 @@ def trilu(g: GraphWriter, op: Operator) -> Tensor:
     """SELECT between the value and 0."""
     x = op.input(0)
     upper = bool(op.integer("upper", 1))
-    k = int(op.array(1, "k").reshape(())) if op.has(1) else 0
+    k = int(op.single(1, "k")) if op.has(1) else 0
     if x.rank < 2:
         op.refuse("input 0", "matrices", list(x.shape))
     g.charge(x.size * x.numpy_type.itemsize)

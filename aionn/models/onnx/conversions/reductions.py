@@ -249,7 +249,7 @@ def top_k(g: GraphWriter, op: Operator) -> list[Tensor]:
     axis = op.axis(op.integer("axis", -1), x.rank)
     largest = bool(op.integer("largest", 1)) if op.version >= 11 else True
     op.integer("sorted", 1)
-    k = int(op.array(1, "k").reshape(())) if op.version >= 10 else op.integer("k")
+    k = int(op.single(1, "k")) if op.version >= 10 else op.integer("k")
     count = x.shape[axis]
     if not 0 < k <= count:
         op.refuse("k", f"a number from 1 to {count}", k)
@@ -296,7 +296,7 @@ def hardmax(g: GraphWriter, op: Operator) -> Tensor:
 def one_hot(g: GraphWriter, op: Operator) -> Tensor:
     """EQUAL with the numbers of a range, then SELECT."""
     indices = op.input(0)
-    depth = int(op.array(1, "the depth").reshape(-1)[0])
+    depth = int(op.single(1, "the depth"))
     sides = op.array(2, "the values")
     axis = op.axis(op.integer("axis", -1), indices.rank + 1)
     if depth < 1 or sides.size != 2:
@@ -322,7 +322,7 @@ def one_hot(g: GraphWriter, op: Operator) -> Tensor:
 def cumulative_sum(g: GraphWriter, op: Operator) -> Tensor:
     """A product with a triangle of ones."""
     x = op.input(0)
-    axis = op.axis(int(op.array(1, "the axis").reshape(-1)[0]), x.rank)
+    axis = op.axis(int(op.single(1, "the axis")), x.rank)
     exclusive, backwards = bool(op.integer("exclusive", 0)), bool(op.integer("reverse", 0))
     if not x.is_float and x.dtype != "int32":
         raise Inexpressible(f"values of type {x.dtype}")

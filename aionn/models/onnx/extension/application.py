@@ -124,6 +124,13 @@ class Application(msgspec.Struct, frozen=True, eq=False):
         array = self._constant(position)
         return [float(number) for number in array.reshape(-1)]
 
+    def real(self, position: int) -> float:
+        """The number of a constant input with one element."""
+        numbers = self.reals(position)
+        if len(numbers) != 1:
+            self.refuse(f"input {position}", "one number", len(numbers))
+        return numbers[0]
+
     def integer(self, name: str, default: int) -> int:
         """A whole number of the attributes."""
         value = self.attributes.get(name, default)

@@ -160,7 +160,7 @@ def gather_nd(a: Application) -> Shapes:
 
 def one_hot(a: Application) -> Shapes:
     places = a.shape(0)
-    depth = int(a.reals(1)[0])
+    depth = int(a.real(1))
     axis = a.axis(a.integer("axis", -1), len(places) + 1)
     return [(*places[:axis], depth, *places[axis:])]
 

@@ -252,6 +252,19 @@ def test_selection() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("op_type", "inputs"),
+    [
+        ("Pad", ([1.0], np.array([1, 1]), [0.0, 2.0])),
+        ("OneHot", (np.array([0]), np.array([2, 3]), [0.0, 1.0])),
+        ("CumSum", ([1.0], np.array([0, 0]))),
+    ],
+)
+def test_several_numbers_in_place_of_one_are_refused(op_type, inputs) -> None:
+    with pytest.raises(InvalidArgument, match="expected one number, got 2"):
+        compute(op_type, *inputs)
+
+
 def test_order() -> None:
     x = [[1.0, 3.0, 3.0, 2.0]]
     values, places = compute("TopK", x, np.array([3]), outputs=2)

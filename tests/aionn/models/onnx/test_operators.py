@@ -192,6 +192,23 @@ def test_padding(mode):
     )
 
 
+@pytest.mark.parametrize("numbers", [[], [1, 1]])
+@pytest.mark.parametrize(
+    ("op_type", "x", "constants", "what"),
+    [
+        ("Pad", MATRIX, {"p": np.array([0, 1, 0, 1]), "n": np.float32}, r"input 2 \(the value\)"),
+        ("OneHot", np.array([0, 1]), {"n": np.int64, "v": np.array([0, 1])}, r"input 1 \(the depth\)"),
+        ("CumSum", MATRIX, {"n": np.int64}, r"input 1 \(the axis\)"),
+        ("TopK", MATRIX, {"n": np.int64}, r"input 1 \(k\)"),
+        ("Trilu", MATRIX, {"n": np.int64}, r"input 1 \(k\)"),
+    ],
+)
+def test_several_numbers_in_place_of_one_are_refused(op_type, x, constants, what, numbers):
+    given = {name: value if name != "n" else np.array(numbers, value) for name, value in constants.items()}
+    with pytest.raises(InvalidModel, match=rf"{what}: expected one number, got {len(numbers)} numbers"):
+        one(op_type, {"x": x}, given)
+
+
 def test_slices_of_all_steps():
     constants = {
         "s": np.array([4, -100, 0]),
