@@ -49,7 +49,10 @@ def number_of(value: bool | int | float, dtype: str, where: str) -> Array:
     """
     wanted = np.dtype(dtype)
     if not _holds(wanted, value):
-        raise InvalidArgument(f"{where}: expected a number of type {dtype}, got {value!r:.80}")
+        # Python refuses to write numbers of more than 4,300 digits.
+        bits = value.bit_length() if isinstance(value, int) else 0
+        got = f"a number of {bits} bits" if bits > 256 else repr(value)
+        raise InvalidArgument(f"{where}: expected a number of type {dtype}, got {got}")
     return np.array(value, wanted)
 
 

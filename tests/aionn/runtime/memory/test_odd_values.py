@@ -156,6 +156,7 @@ def specs_of_a_number(dtype: str) -> list[TensorSpec]:
         ("float16", 1e5),
         ("float32", 1e300),
         ("float32", 10**400),
+        pytest.param("int32", 10**5000, id="int32-5001 digits"),
     ],
 )
 def test_number_that_a_scalar_cannot_hold_is_refused(dtype: str, number: float) -> None:
