@@ -21,10 +21,10 @@ from aionn.observability.access import is_loopback
 __all__ = ["ListenAddress", "NodeAddress", "parse_listen", "parse_node", "parse_nodes"]
 
 NODES_MAX = 64
-"""Most nodes of one runtime. Each costs a connection and its beats; more machines need placement, which a list does not have."""
+"""Most nodes of one runtime. Each costs a connection and its heartbeats; more machines need placement, which a list lacks."""
 
 SILENCE_MS_MIN, SILENCE_MS_MAX = 100, 60_000
-"""Range of ``silence_ms``: two beats, and a minute."""
+"""Range of ``silence_ms``: two heartbeats, and a minute."""
 
 SILENCE_MS = 200
 

@@ -5,7 +5,7 @@ Decisions are in ``clocks`` and ``liveness``.
 
 Invariants:
 1. When the node is lost, every call and every execution that waits for it ends with DEAD_OBJECT in the same turn of the loop.
-2. While work is out, the node is looked for every ``BEAT_NS``; without work there is a probe from time to time, and nothing else.
+2. While work is out, the node is looked for every ``HEARTBEAT_NS``; without work there is a probe from time to time alone.
 3. The messages of one connection are never mixed: while a large call is sent, small ones wait behind it.
 """
 
@@ -32,13 +32,13 @@ from aionn.fleet.carrying import carry, decoded, destinations, memories_for
 from aionn.fleet.clocks import ClockOffset, RoundTrip
 from aionn.fleet.connecting import GREET_S_MAX, Connector
 from aionn.fleet.framing import FrameLimits
-from aionn.fleet.liveness import BEAT_NS, ControlState, Liveness, next_state
+from aionn.fleet.liveness import HEARTBEAT_NS, ControlState, Liveness, next_state
 from aionn.fleet.messages import (
     CLIENT_LIMITS,
-    Beat,
     Carried,
     Figures,
     GetFigures,
+    Heartbeat,
     Hello,
     Probe,
     ProbeReply,
@@ -110,7 +110,7 @@ class ControlConnection:
         self.round_trip = RoundTrip()
         self.state = ControlState.CONNECTING
         self.why_lost = ""
-        self._liveness = Liveness(max(1, address.silence_ms * 1_000_000 // BEAT_NS))
+        self._liveness = Liveness(max(1, address.silence_ms * 1_000_000 // HEARTBEAT_NS))
         self._wire = Wire(REPLY_LIMITS)
         self._wire.owner = self
         self._greeted: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
@@ -247,7 +247,7 @@ class ControlConnection:
         """The node owes an answer."""
         self._work += 1
         if self._look_timer is None and self.is_alive:
-            self._look_timer = asyncio.get_running_loop().call_later(BEAT_NS / 1e9, self._look)
+            self._look_timer = asyncio.get_running_loop().call_later(HEARTBEAT_NS / 1e9, self._look)
 
     def work_ends(self) -> None:
         """It has answered, or the answer is not waited for."""
@@ -261,7 +261,7 @@ class ControlConnection:
         if is_silent:
             self._lose(f"it was silent for {self.address.silence_ms} ms while work was out")
         elif self._work > 0:
-            self._look_timer = asyncio.get_running_loop().call_later(BEAT_NS / 1e9, self._look)
+            self._look_timer = asyncio.get_running_loop().call_later(HEARTBEAT_NS / 1e9, self._look)
 
     def heard(self) -> None:
         """Bytes came, on this connection or on a data connection."""
@@ -359,7 +359,7 @@ class ControlConnection:
         if body_bytes:
             raise InvalidArgument(f"connection: expected {type(message).__name__} without a body")
         match message:
-            case Beat():
+            case Heartbeat():
                 pass
             case ProbeReply():
                 self._probed(message)

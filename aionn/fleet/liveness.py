@@ -2,7 +2,7 @@
 
 Owns both decisions, as tables; no I/O, and no clock but the arguments.
 
-While a client has work at a node, the node sends a beat every ``BEAT_NS``, and the client looks every ``BEAT_NS`` whether anything
+While a client has work at a node, the node sends a heartbeat every ``HEARTBEAT_NS``, and the client looks as often whether anything
 came. It counts its own looks, not the time: a client whose event loop did not run for a while has looked once in that time, and
 reads the bytes that came in it before it looks again.
 
@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["BEAT_NS", "ControlState", "Liveness", "Reconnection", "next_state"]
+__all__ = ["HEARTBEAT_NS", "ControlState", "Liveness", "Reconnection", "next_state"]
 
-BEAT_NS = 50_000_000
-"""Interval of beats and of looks. Twenty small messages a second while work is out are nothing for a network, and a machine that is
-busy delays a process by tens of milliseconds as a rule."""
+HEARTBEAT_NS = 50_000_000
+"""Interval of heartbeats and of looks. Twenty small messages a second while work is out are nothing for a network, and a machine
+that is busy delays a process by tens of milliseconds as a rule."""
 
 SILENT_LOOKS = 4
-"""Looks without a byte: between 150 and 200 ms, in which three beats are missing. Every waiting call has its error within 250
+"""Looks without a byte: between 150 and 200 ms, in which three heartbeats are missing. Every waiting call has its error within 250
 ms."""
 
 PAUSE_NS_MIN = 50_000_000
@@ -75,11 +75,11 @@ class Liveness:
         """One look; whether the node is lost.
 
         Args:
-            is_work_out: Whether an answer is expected; the node owes no beats otherwise.
-            round_trip_ns: An upper estimate, by which the first beat is later.
+            is_work_out: Whether an answer is expected; the node owes no heartbeats otherwise.
+            round_trip_ns: An upper estimate, by which the first heartbeat is later.
         """
         self._silent = self._silent + 1 if is_work_out else 0
-        return self._silent >= self._looks + round_trip_ns // BEAT_NS
+        return self._silent >= self._looks + round_trip_ns // HEARTBEAT_NS
 
 
 class Reconnection:

@@ -29,7 +29,7 @@ __all__ = [
     "DATA_LIMITS",
     "PARTS_MAX",
     "Argument",
-    "Beat",
+    "Heartbeat",
     "Carried",
     "Figures",
     "FromClient",
@@ -132,7 +132,7 @@ class Carried(msgspec.Struct, frozen=True, tag=True):
     parts: tuple[int, ...] = ()
 
 
-class Beat(msgspec.Struct, frozen=True, tag=True):
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """The node is alive, and has work of this client."""
 
 
@@ -255,7 +255,7 @@ class Outcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 FromClient = Hello | Carried | Probe | GetFigures | Layout
-FromNode = Welcome | Refused | Carried | Beat | ProbeReply | Figures | LaidOut
+FromNode = Welcome | Refused | Carried | Heartbeat | ProbeReply | Figures | LaidOut
 ExecutionFromClient = Submit | Withdraw
 
 _encoder = msgspec.msgpack.Encoder()

@@ -37,7 +37,7 @@ READ_BYTES_MAX = 1 << 20
 
 UNACKNOWLEDGED_MS = 10_000
 """Time after which the kernel ends a connection whose bytes the other machine does not acknowledge: a path that swallows large
-packets, or a machine that has lost its network. A node that is silent for less is noticed by its missing beats."""
+packets, or a machine that has lost its network. A node that is silent for less is noticed by its missing heartbeats."""
 
 CLOSE_S_MAX = 0.25
 """Time for which the last words of a connection may wait to be sent."""

@@ -79,8 +79,8 @@ SETTLE_S_MAX = 2.0
 REVIVALS_MAX = 3
 """Number of calls of a device until it answers: a call on a process that was just killed fails, the next one starts another."""
 
-BEAT_S = 1.0
-"""Time between two beats of the event loop, and between two words about the progress."""
+HEARTBEAT_S = 1.0
+"""Time between two heartbeats of the event loop, and between two words about the progress."""
 
 KEEP_TURNS = 3
 """Turns of the loop, and collections, until what was dropped is gone: a finaliser may leave work to the loop."""
@@ -201,14 +201,14 @@ class _Soak:
                 for number, target in enumerate(t for t in self._targets if t.is_mortal):
                     tasks.start_soon(self._kill, target, random.Random(f"{self._seed} kill {number}"))
                 tasks.start_soon(self._stop, random.Random(f"{self._seed} stop"))
-            tasks.start_soon(self._beat)
+            tasks.start_soon(self._heartbeat)
             await self._sample_all()
             tasks.cancel_scope.cancel()
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         while True:
-            self._watch.beat()
-            await anyio.sleep(BEAT_S)
+            self._watch.heartbeat()
+            await anyio.sleep(HEARTBEAT_S)
 
     # --- Work ---
 
@@ -291,7 +291,7 @@ class _Soak:
                 await self._sample()
                 next_s = self.passed_s + every_s
             self._progress(self._state())
-            await anyio.sleep(max(0.0, min(BEAT_S, next_s - self.passed_s)))
+            await anyio.sleep(max(0.0, min(HEARTBEAT_S, next_s - self.passed_s)))
         await self._sample()
 
     async def _sample(self) -> None:

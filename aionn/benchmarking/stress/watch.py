@@ -103,14 +103,14 @@ class Watch:
         self._told: set[tuple[int, float]] = set()
         self._over = threading.Event()
         self._is_stuck = False
-        self._beat_s = time.monotonic()
+        self._heartbeat_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="aionn-soak-watch", daemon=True)
         self.hangs: list[str] = []
         self._thread.start()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """To be called by the loop now and then."""
-        self._beat_s = time.monotonic()
+        self._heartbeat_s = time.monotonic()
 
     def begin(self, who: int, what: str, scope: anyio.CancelScope) -> None:
         """A piece of work begins."""
@@ -135,7 +135,7 @@ class Watch:
                     self._loop.call_soon_threadsafe(scope.cancel)
                 elif now_s - began_s > 2 * self._limit_s:
                     self._stuck(f"{what} took more than {2 * self._limit_s:g} s, and cannot be cancelled")
-            if now_s - self._beat_s > self._limit_s:
+            if now_s - self._heartbeat_s > self._limit_s:
                 self._stuck(f"the event loop was blocked for more than {self._limit_s:g} s")
 
     def _stuck(self, what: str) -> None:

@@ -1,7 +1,7 @@
 """The node's process: ``aionn serve --listen`` starts it beside the process of the device, and it ends with that.
 
-Owns its start, its end, and its arguments. It computes nothing and imports no engine, so that its beats come in time whatever the
-device does. It reaches the device by its Unix socket, as any client does.
+Owns its start, its end, and its arguments. It computes nothing and imports no engine, so that its heartbeats come in time whatever
+the device does. It reaches the device by its Unix socket, as any client does.
 
 Invariants:
 1. The process ends when the process that started it does, however that ends: its standard input is a pipe of that process.

@@ -4,7 +4,7 @@ Owns the client's life at the node. It has a connection of its own to the local 
 client of its own, with its own quotas and turns; whatever it had ends with its connection.
 
 Invariants:
-1. While the client has work here, it gets a beat every ``BEAT_NS``, which no computation delays: nothing computes in this process.
+1. While the client has work here, it gets a heartbeat every ``HEARTBEAT_NS``, which no computation delays: this process has none.
 2. Memory for what a client sends is counted before it is allocated.
 3. No more than ``CALLS_MAX`` calls of a client are in progress; further ones are not read.
 4. Calls on threads, those of data connections included, take turns with those of other clients.
@@ -28,13 +28,13 @@ from aionn.errors import (
     status_of,
 )
 from aionn.fleet.carrying import beside_loop, carry, decoded, destinations, memories_for
-from aionn.fleet.liveness import BEAT_NS
+from aionn.fleet.liveness import HEARTBEAT_NS
 from aionn.fleet.messages import (
     CONTROL_LIMITS,
-    Beat,
     Carried,
     Figures,
     GetFigures,
+    Heartbeat,
     Probe,
     ProbeReply,
     Welcome,
@@ -166,7 +166,7 @@ class Session:
                 try:
                     self._device = device = await self._open_device(tasks)
                     self._welcome(device)
-                    await self._beat()
+                    await self._heartbeat()
                 except Error as e:
                     self._wire.close(str(e), with_reason=True)
                 finally:
@@ -189,12 +189,12 @@ class Session:
         )
         self._wire.send(framed(welcome))
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         while not self._over.is_set():
-            with anyio.move_on_after(BEAT_NS / 1e9):
+            with anyio.move_on_after(HEARTBEAT_NS / 1e9):
                 await self._over.wait()
             if self.is_busy and not self._wire.is_congested:
-                self._wire.send(framed(Beat()))
+                self._wire.send(framed(Heartbeat()))
             if anyio.current_time() - self._heard_s > SILENT_S_MAX:
                 self._wire.abort(f"the client was silent for {SILENT_S_MAX:g} s")
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from aionn.fleet.liveness import (
-    BEAT_NS,
+    HEARTBEAT_NS,
     PAUSE_NS_MAX,
     PAUSE_NS_MIN,
     SILENT_LOOKS,
@@ -25,8 +25,8 @@ def test_silent_node_is_lost_after_the_looks_and_not_before() -> None:
 
 
 def test_silence_is_noticed_within_a_quarter_of_a_second() -> None:
-    # The last byte came right after a look, and the work right after the last beat.
-    assert SILENT_LOOKS * BEAT_NS <= 200_000_000
+    # The last byte came right after a look, and the work right after the last heartbeat.
+    assert SILENT_LOOKS * HEARTBEAT_NS <= 200_000_000
 
 
 def test_each_byte_begins_the_count_anew() -> None:
@@ -37,16 +37,16 @@ def test_each_byte_begins_the_count_anew() -> None:
         liveness.heard()
 
 
-def test_no_beat_is_owed_without_work() -> None:
+def test_no_heartbeat_is_owed_without_work() -> None:
     liveness = Liveness()
     assert not any(liveness.look(is_work_out=False, round_trip_ns=0) for _ in range(100))
     assert not liveness.look(is_work_out=True, round_trip_ns=0)
 
 
-def test_first_beat_of_a_distant_node_is_waited_for() -> None:
+def test_first_heartbeat_of_a_distant_node_is_waited_for() -> None:
     liveness = Liveness()
     looks = 0
-    while not liveness.look(is_work_out=True, round_trip_ns=5 * BEAT_NS):
+    while not liveness.look(is_work_out=True, round_trip_ns=5 * HEARTBEAT_NS):
         looks += 1
     assert looks + 1 == SILENT_LOOKS + 5
 

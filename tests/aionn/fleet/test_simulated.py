@@ -130,7 +130,7 @@ def test_silent_node_ends_every_call_within_a_quarter_of_a_second(latency_s: flo
                     tasks.start_soon(call, burst.execute_synchronously(Sum().request, [-1]))
                 tasks.start_soon(call, prepared.execute_synchronously(Sum().request))
                 await anyio.sleep(3)
-                assert not errors, "beats come while it computes"
+                assert not errors, "heartbeats come while it computes"
                 there.link.is_partitioned = True
                 silent_s = anyio.current_time()
                 tasks.start_soon(call, there.device.supported_operations(sum_model()))

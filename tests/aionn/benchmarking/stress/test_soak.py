@@ -165,7 +165,7 @@ async def test_what_cannot_be_cancelled_is_told_from_a_thread() -> None:
     watch.begin(0, "shielded", anyio.CancelScope())
     try:
         while not is_found.is_set():
-            watch.beat()
+            watch.heartbeat()
             await anyio.sleep(0.01)
     finally:
         watch.end(0)
