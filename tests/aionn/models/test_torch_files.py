@@ -119,6 +119,7 @@ async def test_file_gives_the_peers_results_split_between_three_devices(name: st
         assert len(set(used)) > 1 or name in OF_ONE_KIND
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_constants_decide_all_shapes_but_those_of_chosen_boxes(name: str) -> None:
     model = load_onnx(FOLDER / f"{name}.onnx", **options_of(name, drawn(name)))

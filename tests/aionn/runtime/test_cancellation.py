@@ -463,6 +463,7 @@ def test_steps_forward_what_is_sent_and_thrown() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
 @pytest.mark.parametrize("way", WAYS)
 async def test_nothing_is_left_whatever_step_is_cancelled(

@@ -281,6 +281,7 @@ async def test_graphs_are_shared_by_processes(count: int) -> None:
     assert seen == [count] * count
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("driver", ["reference", "litert-cpu"])
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 async def test_graph_that_once_failed_passes(driver: str, path: Path) -> None:

@@ -97,6 +97,7 @@ FAILING_SHARES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("share", FAILING_SHARES)
 @pytest.mark.parametrize("index", range(len(SPLIT)))
 @pytest.mark.parametrize("fail_at", ["prepare", "run"])
@@ -182,6 +183,7 @@ def cut_test(data: Path) -> CtsTest:
     return max((t for t in all_tests(data) if not t.referenced), key=lambda t: len(t.main.operations))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fail_at", ["prepare", "run"])
 @pytest.mark.parametrize("failure", [GeneralFailure, DeviceUnavailable, DeadObject, ResourceExhausted])
 async def test_failing_device_is_made_good_or_told(data: Path, fail_at: str, failure: type[Error]) -> None:
