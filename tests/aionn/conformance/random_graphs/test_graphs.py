@@ -52,7 +52,7 @@ from aionn.interpreter import Interpreter, RunControl
 from aionn.ops import validate_operation
 
 Array = npt.NDArray[Any]
-SEEDS_QUICK = 2
+SEEDS_QUICK = 1
 
 SETS: dict[str, list[str]] = {}
 """The sets by operation, or size of the graphs: one test each costs less than one a set."""

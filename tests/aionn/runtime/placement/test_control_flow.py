@@ -214,7 +214,6 @@ async def test_branch_above_a_devices_level_goes_elsewhere() -> None:
 # What it gives
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("limit", [0, 1, 2, 7])
 @pytest.mark.parametrize("nested", [False, True])
 async def test_loop_gives_the_whole_models_answer(limit: float, nested: bool) -> None:
