@@ -87,6 +87,12 @@ def test_sample_has_each_value_of_each_parameter() -> None:
         assert {cases[position][name] for position in positions} == {case[name] for case in cases}
 
 
+def test_sample_does_not_prefer_the_first_values() -> None:
+    cases = [{"file": file, "device": device} for file in range(20) for device in range(2)]
+    devices = [cases[position]["device"] for position in chosen(cases, 4)]
+    assert devices.count(0) == devices.count(1) == 10
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", range(7))
 def test_ordinary_run_has_the_sampled_cases_alone(case: int, pytestconfig: pytest.Config) -> None:
