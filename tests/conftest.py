@@ -37,6 +37,7 @@ from aionn.observability import log_tags
 from aionn.service.client.supervisor import StartConditions
 from tests.support.processes.fork_server import ForkedStarts, ForkServer, Kinds, reap_orphan
 from tests.support.processes.signal_stack import is_signal_stack_lost
+from tests.support.sampling import chosen
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
@@ -139,6 +140,26 @@ _long_forms = pytest.StashKey[int]()
 """How many tests this run leaves out."""
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Makes no tests of the cases that the ordinary run leaves out: each takes part of a millisecond in every worker.
+
+    A case that the command line names is made: that runs it, or says that it is a long form.
+    """
+    yield
+    config, calls = metafunc.config, metafunc._calls
+    if len(calls) < 2 or config.getoption("--long") or any("::" in word for word in config.args):
+        return
+    left: list[Any] = [call for call in calls if all(mark.name != "long" for mark in call.marks)]
+    if metafunc.definition.get_closest_marker("long"):
+        left = calls[:1]  # It stands for the function, and is left out as any test with this mark.
+    elif (mark := metafunc.definition.get_closest_marker("sampled")) is not None:
+        left = [left[position] for position in chosen([call.indices for call in left], mark.args[0])]
+    if left:
+        config.stash[_long_forms] = config.stash.get(_long_forms, 0) + len(calls) - len(left)
+        calls[:] = left
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the long forms out: skipping and reporting each of a thousand takes seconds."""
     if config.getoption("--long"):
@@ -147,9 +168,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         items[:] = [item for item in items if not item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=left_out)
-        config.stash[_long_forms] = len(left_out)
+    count = config.stash.get(_long_forms, 0) + len(left_out)
+    if count:
+        config.stash[_long_forms] = count
         if (output := getattr(config, "workeroutput", None)) is not None:
-            output["long_forms"] = len(left_out)
+            output["long_forms"] = count
 
 
 @pytest.hookimpl(optionalhook=True)

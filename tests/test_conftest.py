@@ -23,6 +23,7 @@ from tests.conftest import (
     grouped_skips,
     pytest_collection_modifyitems,
 )
+from tests.support.sampling import chosen
 
 TESTS = Path(__file__).parent
 
@@ -71,6 +72,32 @@ def test_long_forms_are_left_out_and_counted(is_long: bool, left: int) -> None:
     pytest_collection_modifyitems(config, items)  # type: ignore[arg-type]
     assert len(items) == left and len(told) == 3 - left
     assert config.workeroutput == ({} if is_long else {"long_forms": 2})
+
+
+def test_sample_is_one_case_in_a_step() -> None:
+    assert chosen([{"seed": seed} for seed in range(10)], 4) == [0, 4, 8]
+    assert chosen([], 4) == []
+
+
+def test_sample_has_each_value_of_each_parameter() -> None:
+    cases = [{"x": x, "y": y, "z": z} for x in range(3) for y in range(4) for z in range(2)]
+    positions = chosen(cases, 100)
+    assert len(positions) < 8
+    for name in ("x", "y", "z"):
+        assert {cases[position][name] for position in positions} == {case[name] for case in cases}
+
+
+def test_sample_does_not_prefer_the_first_values() -> None:
+    cases = [{"file": file, "device": device} for file in range(20) for device in range(2)]
+    devices = [cases[position]["device"] for position in chosen(cases, 4)]
+    assert devices.count(0) == devices.count(1) == 10
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", range(7))
+def test_ordinary_run_has_the_sampled_cases_alone(case: int, pytestconfig: pytest.Config) -> None:
+    is_whole = pytestconfig.getoption("--long") or any("::" in word for word in pytestconfig.args)
+    assert is_whole or case in (0, 3, 6)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ def driver_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.forked("any")
 def test_first_driver_runs_its_operations_and_no_others(driver_folder: Path) -> None:
     program = driver_folder / "use.py"
     program.write_text(block_with("docs/how-to/first-driver.md", "net.placement") + "\nanyio.run(main)\n")
@@ -105,6 +106,7 @@ CONFORMANCE = [
 ]
 
 
+@pytest.mark.forked("any")
 @pytest.mark.slow
 @pytest.mark.parametrize("options", CONFORMANCE)
 def test_first_driver_passes_the_suites(driver_folder: Path, options: tuple[str, ...]) -> None:

@@ -200,6 +200,7 @@ def test_nesting_takes_steps_and_room_in_proportion_to_its_depth(combine, monkey
         assert large < 2.2 * small
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("order", ["as made", "backwards", "shuffled"])
 @pytest.mark.parametrize("combine", [merge, first])
 def test_deeply_nested_finishes_as_a_flat_one_does(combine, order):

@@ -72,6 +72,7 @@ def test_blocking_read_write2(sync: fmq.MessageQueue, peer: Any) -> None:
     assert other.finish() == 256
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("reader_count", "repeats"), [(64, 1), (128, 2), (32, 3)])
 def test_blocking_read_write_repeat(
     sync: fmq.MessageQueue, peer: Any, reader_count: int, repeats: int

@@ -42,6 +42,7 @@ def judge(draw_workload, seed):
     return [f"seed {seed}: {breach}" for breach in found]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("block", range(0, len(QUICK), 10))
 def test_runs_keep_the_rules(draw_workload, block):
     found = [breach for seed in QUICK[block : block + 10] for breach in judge(draw_workload, seed)]

@@ -61,6 +61,7 @@ def interrupted(
 COMMANDS = [name for name in app if not name.startswith("-")]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_subcommand_is_interrupted_while_it_is_imported(command: str) -> None:
     ended = interrupted("import", 30, 1, command)

@@ -76,8 +76,8 @@ ODD: list[Any] = [
 ]
 
 MODEL = identity((4,))
-SAMPLE_STEP = 5
-"""Each fifth case is of the ordinary run; no divisor of the number of odd values, so that each field meets others."""
+SAMPLE_STEP = 13
+"""Each thirteenth case is of the ordinary run; no divisor of the number of odd values, so that each field meets others."""
 
 X = np.arange(4, dtype=np.float32)
 

@@ -19,7 +19,7 @@ from tests.support.conformance_data import all_tests, small_sample
 
 pytestmark = pytest.mark.forked("any")
 
-SAMPLE = 150
+SAMPLE = 60
 """Tests of the conformance data in the ordinary run, evenly chosen."""
 
 EVERY = 8

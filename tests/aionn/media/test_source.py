@@ -297,6 +297,7 @@ LEAVINGS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("blocking", [False, True])
 @pytest.mark.parametrize("keep", ["all", "latest"])
 @pytest.mark.parametrize("leave", LEAVINGS, ids=lambda leave: leave.__name__)

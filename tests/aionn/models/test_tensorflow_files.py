@@ -202,6 +202,7 @@ async def runtime() -> AsyncIterator[aionn.Runtime]:
         yield opened
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", sorted(CASES.keys() - REJECTED.keys()))
 async def test_file_gives_the_peers_results(name: str, runtime: aionn.Runtime) -> None:
@@ -266,6 +267,7 @@ def test_open_extents_take_the_default_shape_or_the_given_one() -> None:
         assert imported.model.main.inputs[0].dimensions == (batch, 6)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_damaged_file_loads_or_is_refused(name: str, load_damaged_bytes: Any) -> None:
     load_damaged_bytes((FOLDER / f"{name}.tflite").read_bytes(), name, 3)

@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 FILES_BYTES_MAX = 2_500_000
 
-SAMPLE = ("distilbert_program", "gru", "mobilenet_v3_int8", "swin", "yolo_with_nms")
+SAMPLE = ("distilbert_program", "gru", "mobilenet_v3_int8", "yolo_with_nms")
 """Files for the routes that the ordinary run takes with a part of the files only."""
 
 
@@ -89,6 +89,7 @@ def test_files_are_those_of_the_list_and_small() -> None:
     assert sum(file.stat().st_size for file in files) < FILES_BYTES_MAX
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(CASES))
 async def test_file_gives_the_peers_results_on_ort_cpu_alone(name: str) -> None:
     async with OrtDevice() as device:
@@ -119,6 +120,7 @@ async def test_file_gives_the_peers_results_split_between_three_devices(name: st
         assert len(set(used)) > 1 or name in OF_ONE_KIND
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_constants_decide_all_shapes_but_those_of_chosen_boxes(name: str) -> None:
     model = load_onnx(FOLDER / f"{name}.onnx", **options_of(name, drawn(name)))

@@ -233,6 +233,7 @@ def test_engines_that_hold_the_interpreters_lock_are_named(
     assert found("engines", engines=engines).severity is severity
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_no_check_fails_on_broken_texts(seed: int) -> None:
     broken = random.Random(seed)

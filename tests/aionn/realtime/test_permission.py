@@ -224,6 +224,7 @@ def test_ways_are_taken_in_their_order() -> None:
     assert "RealtimeKit: no answer within 1 s" in str(decide(last))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", HostKind)
 @pytest.mark.parametrize("cause", Cause)
 def test_every_refusal_has_a_remedy_on_every_host(kind: HostKind, cause: Cause) -> None:

@@ -267,6 +267,7 @@ def looked(pauses_at_ns: list[int], spin_from_ns: int | None, seed: int) -> int 
     return None
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(20))
 def test_rule_notices_within_the_budget_and_two_periods(seed: int) -> None:
     jitter = random.Random(seed)

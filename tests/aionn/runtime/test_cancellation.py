@@ -463,6 +463,7 @@ def test_steps_forward_what_is_sent_and_thrown() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
 @pytest.mark.parametrize("way", WAYS)
 async def test_nothing_is_left_whatever_step_is_cancelled(
@@ -546,6 +547,7 @@ def test_closing_that_is_interrupted_in_a_thread_leaves_nothing(
     assert child_processes() == before
 
 
+@pytest.mark.forked("any")
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
 def test_nothing_is_left_on_uvloop(isolation: str, repository: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("uvloop", reason="the cases run on uvloop too, which is not installed here")

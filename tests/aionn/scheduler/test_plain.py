@@ -74,6 +74,7 @@ def test_slot_that_cannot_stop_is_not_preempted():
     assert table.decide() == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_every_start_is_the_first_of_a_sorted_list(seed):
     source = random.Random(seed)

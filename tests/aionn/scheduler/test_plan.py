@@ -2,13 +2,18 @@
 
 import random
 
+import pytest
+
 from aionn.hal import Priority
 from aionn.scheduler.job import Job
 from aionn.scheduler.plan import SlotPlan
 
 
-def test_sums_and_slacks_agree_with_a_plain_list():
-    for seed in range(30):
+@pytest.mark.parametrize(
+    "seeds", [range(8), pytest.param(range(8, 30), marks=pytest.mark.long)], ids=["some", "more"]
+)
+def test_sums_and_slacks_agree_with_a_plain_list(seeds):
+    for seed in seeds:
         source = random.Random(seed)
         plan = SlotPlan()
         model: list[tuple[Job, int]] = []

@@ -241,6 +241,7 @@ def late(table):
     return found
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("can_preempt", [False, True])
 @pytest.mark.parametrize("devices", [[0], [0, 0], [0, 1, 1]])
 @pytest.mark.parametrize("seed", range(8))

@@ -129,7 +129,7 @@ async def play(seconds):
 
         async def periodic(tasks, name, count):
             begin_s, period_s = anyio.current_time(), second_s / count
-            for number in range(seconds * count):
+            for number in range(round(seconds * count)):
                 await anyio.sleep(max(0.0, begin_s + number * period_s - anyio.current_time()))
                 tasks.start_soon(one, name, period_s, "high")
 
@@ -172,12 +172,12 @@ async def play_again(record):
     return dispatcher
 
 
-@pytest.mark.parametrize("seconds", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [0.4, pytest.param(2, marks=pytest.mark.long)])
 def test_high_keeps_its_deadlines_low_goes_on_and_virtual_time_decides_the_same(seconds):
     counts, record = anyio.run(play, seconds)
     kept = counts["video"][0] + counts["audio"][0]
     lost = counts["video"][1] + counts["audio"][1]
-    assert kept + lost == seconds * (VIDEO + AUDIO)
+    assert kept + lost == round(seconds * VIDEO) + round(seconds * AUDIO)
     # A wide bound, since how busy the machine is changes; benchmarks/scheduler.py asks for 1 % on one that is not.
     assert kept >= 0.1 * (kept + lost), counts
     assert counts["flood"][0] >= 1, "LOW starves"

@@ -198,7 +198,7 @@ def test_interrupted_calls_are_made_again(
 ) -> None:
     interruptions = ("recvmsg:EINTR", "sendmsg:EAGAIN", "sendmsg:EINTR")
     faults = [fault for role in roles for fault in of(role, interruptions)]
-    outcomes = lives(server, faults, step=12)
+    outcomes = lives(server, faults, step=24)
     assert all(set(outcomes[fault]) == {"success"} for fault in faults)
     for role in roles:
         assert outcomes[f"{role}:recvmsg:EINTR"]["success"] >= 2
@@ -208,7 +208,7 @@ def test_interrupted_calls_are_made_again(
 def test_connection_that_fails_ends_alone(
     lives: Lives, server: tuple[int, Path], roles: tuple[str, ...]
 ) -> None:
-    outcomes = lives(server, [fault for role in roles for fault in of(role, TRAFFIC)], step=15)
+    outcomes = lives(server, [fault for role in roles for fault in of(role, TRAFFIC)], step=30)
     for role in roles:
         ended = [counts for fault, counts in outcomes.items() if fault.startswith(role)]
         assert sum(sum(counts.values()) for counts in ended) >= 4

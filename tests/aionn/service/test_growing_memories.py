@@ -150,7 +150,7 @@ async def test_memory_that_is_rejected_or_unused_does_not_count() -> None:
     account = Account(Quotas(memory_bytes=1 << 40))
     async with ReferenceDevice() as device:
         assert device.memories is not None
-        device.memories._bytes_max = 100
+        device.memories._shares.amount_max = 100
         prepared = await device.prepare_model(model())
         buffer = await _allocated(device, account, prepared, 0)
         with pytest.raises(ResourceExhausted, match="device memory"):

@@ -76,7 +76,7 @@ class Client:
         assert open_descriptors() - self._before == count
         with self.shared._lock:
             self.shared._settle()
-            assert self.shared._taken == count
+            assert self.shared._shares.taken == count
         return count
 
     async def launch(self, work: Any, wait_for: SyncFence) -> SyncFence:

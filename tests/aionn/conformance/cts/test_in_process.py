@@ -20,7 +20,7 @@ from aionn.hal import Device, Memory
 from tests.support.conformance_data import all_tests
 
 SEED = 6
-TESTS = 32
+TESTS = 16
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,7 @@ from aionn.interpreter import Interpreter, RunControl
 from aionn.ops import validate_operation
 
 Array = npt.NDArray[Any]
-SEEDS_QUICK = 2
+SEEDS_QUICK = 1
 
 SETS: dict[str, list[str]] = {}
 """The sets by operation, or size of the graphs: one test each costs less than one a set."""
@@ -268,6 +268,7 @@ def assert_equal(expected: Sequence[Array], got: Sequence[Array]) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.sampled(4)
 @every_set
 def test_reference_finds_unknown_extents_itself(subject: str) -> None:
     for test in SETS[subject]:
@@ -278,6 +279,7 @@ def test_reference_finds_unknown_extents_itself(subject: str) -> None:
         assert_equal(interpret(case.model, case.inputs), interpret(unknown, case.inputs))
 
 
+@pytest.mark.sampled(4)
 @every_set
 def test_reference_treats_constants_and_arguments_alike(subject: str) -> None:
     for test in SETS[subject]:
@@ -286,6 +288,7 @@ def test_reference_treats_constants_and_arguments_alike(subject: str) -> None:
         assert_equal(interpret(case.model, case.inputs), interpret(model, arrays))
 
 
+@pytest.mark.sampled(4)
 @every_set
 def test_reference_keeps_nothing_but_what_is_constant(subject: str) -> None:
     for test in SETS[subject]:

@@ -18,12 +18,15 @@ SUPPORTED_SHARE_MIN = 0.6
 
 FAMILIES = (
     "depthwise_conv2d_per_channel_different",
-    "l2_pool_v1_2_large_nhwc",
     "reduce_max_quant8",
+)
+"""Four to eight tests each: an engine compiles every one of them."""
+
+FAMILIES_LONG = (
+    "l2_pool_v1_2_large_nhwc",
     "resize_bilinear_v1_3_half_pixel_centers_2x6x7x3",
     "transpose_conv2d_large",
 )
-"""Four to eight tests each: an engine compiles every one of them."""
 
 OF_ONE_ENGINE = {"litert-cpu": ("while_sum_of_powers_quant8_n_4",)}
 
@@ -40,8 +43,11 @@ async def run(device: str, shared: Path, contains: str, seconds: float = 30.0) -
 
 
 @pytest.mark.slow
-async def test_families_pass(engine: Any, shared: Path) -> None:
-    for family in (*FAMILIES, *OF_ONE_ENGINE.get(engine.device, ())):
+@pytest.mark.parametrize(
+    "families", [FAMILIES, pytest.param(FAMILIES_LONG, marks=pytest.mark.long)], ids=["some", "others"]
+)
+async def test_families_pass(engine: Any, shared: Path, families: tuple[str, ...]) -> None:
+    for family in (*families, *OF_ONE_ENGINE.get(engine.device, ())):
         report = await run(engine.device, shared, family)
         assert [str(failure) for failure in report.failures] == []
         assert report.passed > 0

@@ -133,6 +133,7 @@ async def test_files_may_hold_old_content_and_stand_at_any_offset(
     np.testing.assert_array_equal(await computed(prepared, small), A + 3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("is_data", [False, True])
 async def test_every_changed_byte_and_length_is_noticed(device: Device, files: Any, is_data: bool) -> None:
     own = await saved(device, files, "mul", binary(OperationType.MUL))

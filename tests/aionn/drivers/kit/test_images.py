@@ -66,6 +66,7 @@ def gaps(memory: Memory) -> Any:
     return memory.array[mask]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("stride", [0, 7])
 @pytest.mark.parametrize("format", [f for f in F if f != F.BLOB], ids=lambda f: f.name)
 async def test_rows_with_gaps_become_a_tensor_and_back(
@@ -90,6 +91,7 @@ async def test_extents_of_1_do_not_count(device: Device, shape: tuple[int, ...])
     np.testing.assert_array_equal(output.array, expected(source.pixels).ravel())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", MODES)
 async def test_every_way_of_execution_takes_images_again_and_again(device: Device, mode: str) -> None:
     source, target = image(F.R8G8B8X8_UNORM), image(F.R8G8B8X8_UNORM)

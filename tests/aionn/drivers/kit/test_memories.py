@@ -99,6 +99,7 @@ def executed(request: pytest.FixtureRequest) -> Any:
 # allocate
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("description", "inputs", "outputs"),
     [

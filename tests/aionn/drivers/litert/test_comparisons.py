@@ -35,6 +35,7 @@ def stored(dtype: str) -> Array:
     return np.arange(info.min, info.max + 1).astype(dtype)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("zero_point", ZERO_POINTS)

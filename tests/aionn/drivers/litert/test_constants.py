@@ -91,6 +91,7 @@ def output_bytes(request: Request, index: int) -> bytes:
     return pool.array[location.offset : location.offset + location.length].tobytes()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CONSTANTS_ALONE)
 @pytest.mark.parametrize("form", ["alone", "before", "after"])
 async def test_output_of_constants_alone_is_given_in_every_execution(

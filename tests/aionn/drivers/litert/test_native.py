@@ -230,7 +230,13 @@ async def test_driver_processes_give_the_same_outputs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["depthwise_conv2d_per_channel", "l2_pool_v1_2", "reduce_max"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "depthwise_conv2d_per_channel",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("l2_pool_v1_2", "reduce_max")),
+    ],
+)
 async def test_families_pass_in_bursts_without_python(
     monkeypatch: pytest.MonkeyPatch, shared: Path, family: str
 ) -> None:

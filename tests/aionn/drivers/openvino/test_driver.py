@@ -170,6 +170,7 @@ INTEGERS = np.array(
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "EQUAL", "NOT_EQUAL"])
 async def test_integers_are_exact(name: str) -> None:
     a, b = np.repeat(INTEGERS, len(INTEGERS)), np.tile(INTEGERS, len(INTEGERS))

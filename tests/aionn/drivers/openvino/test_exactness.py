@@ -113,6 +113,7 @@ def depthwise(one: Window) -> tuple[Model, list[Array]]:
     return graph.build([y]), [value]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("one", [*USUAL, *UNUSUAL], ids=lambda one: f"{one.window}x{one.multiplier}")
 async def test_convolution_gives_the_reference_s_numbers(one: Window) -> None:
     model, values = depthwise(one)
@@ -156,6 +157,7 @@ async def test_float_convolution_with_a_window_larger_than_the_image_gives_the_r
     np.testing.assert_allclose(got, wanted, rtol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["CONV_2D", "DEPTHWISE_CONV_2D"])
 @pytest.mark.parametrize(
     ("shape", "window", "padding"),
@@ -207,6 +209,7 @@ def transposed(kind: OperandType, activation: FusedActivation, *, is_behind: boo
     return graph.build([y]), drawn.integers(least, least + 256, (1, 4, 4, 2)).astype(dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [UNSIGNED, SIGNED])
 @pytest.mark.parametrize(
     ("activation", "is_behind"),

@@ -54,6 +54,7 @@ INTEGERS = [
 LONG_TO_COMPILE = (
     *("conformer", "deeplab_v3", "distilbert_open", "distilbert_program", "efficientnet_b0", "mobilenet_v3"),
     *("mobilenet_v3_int8", "mobilevit", "shufflenet_v2", "vit_int8", "vit_program", "wav2vec2"),
+    *("distilbert", "swin", "whisper_encoder", "yolo", "yolo_program"),
 )
 """Exported networks that OpenVINO compiles for half a second and more, twice each: only in the long run. The others have one of
 every kind: convolutions, attention, integers, recurrence, control flow and open extents."""

@@ -29,6 +29,7 @@ def product(factors: np.ndarray, kind: OperandType, axes: list[int]) -> Model:
     return graph.build([graph.result(OperationType.REDUCE_PROD, arguments, x, shape)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [FLOAT, OperandType.TENSOR_FLOAT16])
 @pytest.mark.parametrize(
     ("shape", "axes"), [((1, 16, 1), [1]), ((3, 16), [1]), ((2, 2, 4), [0, 2]), ((1, 16), [0, 1])]
@@ -114,6 +115,7 @@ async def test_large_integers_are_bounded_exactly() -> None:
     assert np.array_equal(wanted, got)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["ADD", "SUB", "MUL"])
 @pytest.mark.parametrize("is_constant", [False, True])
 async def test_arithmetic_of_large_integers_is_exact(name: str, is_constant: bool) -> None:

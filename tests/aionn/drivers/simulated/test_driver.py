@@ -470,6 +470,7 @@ def test_scripts_and_descriptions_are_checked() -> None:
 # --- Traffic ------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_traffic_keeps_every_rule(seed: int) -> None:
     """Random traffic against separate checks: slots, conservation of work, deadlines told on time, nothing lost."""

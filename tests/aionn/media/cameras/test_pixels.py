@@ -53,6 +53,7 @@ def encoded(pixel_format, y, u, v, stride):
     return np.concatenate(rows).tobytes()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("colours", [Colours(a, b) for a in (False, True) for b in (False, True)], ids=str)
 @pytest.mark.parametrize("pixel_format", ["YUYV", "UYVY", "NV12"])
 @pytest.mark.parametrize("size", [(2, 2), (16, 8), (17, 9), (1, 1), (5, 4)])
@@ -73,6 +74,7 @@ def test_colours_are_those_of_the_recommendation(pixel_format, size, colours):
     np.testing.assert_allclose(found, expected, atol=0.52)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("pixel_format", FORMATS)
 @pytest.mark.parametrize("size", [(96, 96), (3, 200), (64, 48), (1, 1), (333, 7)])
 def test_scaling_takes_the_nearest_pixel(pixel_format, size):

@@ -28,6 +28,7 @@ def connection(policy=Reconnection(), random=0.5):  # noqa: B008
     return Connection(policy, 0, lambda: random)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("state", "event"), list(itertools.product(ConnectionState, ConnectionEvent)), ids=lambda x: x.value
 )

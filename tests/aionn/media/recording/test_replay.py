@@ -162,6 +162,7 @@ def test_file_that_is_cut_is_replayed_and_the_cut_is_logged(really, tmp_path, ca
     assert "ends in the middle of item 2; the items before are whole" in caplog.text
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "seed", [*range(30), *(pytest.param(n, marks=pytest.mark.long) for n in range(30, 400))]
 )

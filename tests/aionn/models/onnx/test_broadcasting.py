@@ -59,6 +59,7 @@ def narrower(shape):
     ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("op_type", ELEMENTWISE)
 def test_a_constant_of_any_shape_meets_its_axes(op_type):
     function = ELEMENTWISE[op_type]
@@ -73,6 +74,7 @@ def test_a_constant_of_any_shape_meets_its_axes(op_type):
                 np.testing.assert_allclose(found, function(c, x), rtol=1e-5, err_msg=f"{shape} {x.shape}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("op_type", ["Add", "Mul", "Max", "PRelu", "Pow", "Greater"])
 def test_a_constant_meets_the_axes_of_an_image(op_type):
     """A convolution leaves its image with channels last, so that the constant's axes change their places."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-ORDINARY = 300
+ORDINARY = 120
 LONG = 20_000
 WATCHDOG_S = 60.0
 

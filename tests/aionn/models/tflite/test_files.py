@@ -177,6 +177,7 @@ def _flip(name, shared, count):
     return outcomes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SMALL)
 def test_damaged_file_loads_or_is_refused(name, shared):
     assert _flip(name, shared, 60) == {"refused", "loaded"}

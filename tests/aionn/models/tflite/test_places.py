@@ -253,11 +253,13 @@ def test_import_computes_what_the_reference_kernels_compute(name, tflite, compar
     compare_with_litert(make(tflite), atol, is_only_optimized=name in ONLY_OPTIMIZED)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_damaged_file_loads_or_is_refused(name, tflite, load_damaged):
     load_damaged(CASES[name][0](tflite), name)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["bool", "float32", "int32"])
 @pytest.mark.parametrize("density", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 3, 1, 4), (2, 2, 2, 2, 2)])

@@ -162,6 +162,7 @@ def test_import_computes_what_a_reset_interpreter_computes(name, tflite, compare
     compare_with_litert(CASES[name](tflite), 1e-5, is_only_optimized=False)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CASES)
 def test_damaged_file_loads_or_is_refused(name, tflite, load_damaged):
     load_damaged(CASES[name](tflite), name)

@@ -381,6 +381,7 @@ def test_import_computes_what_the_reference_kernels_compute(name, tflite, compar
     compare_with_litert(make(tflite), atol, is_only_optimized=name == "BROADCAST_TO")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CASES)
 def test_damaged_file_loads_or_is_refused(name, tflite, load_damaged):
     load_damaged(CASES[name][0](tflite), name)

@@ -28,6 +28,7 @@ def stored(kind: OperandType) -> np.ndarray[Any, Any]:
     return EVERY_BYTE if kind == UNSIGNED else EVERY_BYTE.view(np.int8)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("operation", REAL)
 @pytest.mark.parametrize("kind", [UNSIGNED, SIGNED])
 @pytest.mark.parametrize("scale", [0.004, 0.05, 0.3])

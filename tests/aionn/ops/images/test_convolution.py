@@ -173,6 +173,7 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return size
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("kind", "per_channel"), KINDS)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("nchw", [False, True])
@@ -189,6 +190,7 @@ def test_conv_2d_equals_the_plain_loop(
     case.assert_equal(got.transpose(0, 2, 3, 1) if nchw else got, expected)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("kind", "per_channel"), KINDS)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("multiplier", [1, 3])
@@ -208,6 +210,7 @@ def test_depthwise_conv_2d_equals_the_plain_loop(
     case.assert_equal(got, case.expected(sums, filter_[0], case.centred(bias), 1))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("kind", "per_channel"), KINDS)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_grouped_conv_2d_is_conv_2d_in_each_group(
@@ -228,6 +231,7 @@ def test_grouped_conv_2d_is_conv_2d_in_each_group(
     case.assert_equal(got, case.expected(np.concatenate(parts, -1), filter_[0], case.centred(bias), 0))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("kind", "per_channel"), KINDS)
 @pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 0, 2, 1), (0, -2, 1, -1)])
 def test_transpose_conv_2d_spreads_every_pixel(

@@ -68,6 +68,7 @@ def plain(operation: OperationType, image: Any, padding: Any, stride: Any, windo
     return out
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("operation", "operand"), CASES)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_pooling_equals_the_plain_loop(

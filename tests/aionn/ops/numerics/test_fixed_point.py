@@ -46,6 +46,7 @@ def test_the_least_number_squared_saturates() -> None:
     assert saturating_rounding_doubling_high_mul(-(2**31), -(2**31)) == 2**31 - 1
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("real", [*REALS, 1.0, 1.7, 3.9, 200.0])
 @pytest.mark.parametrize(
     ("low", "high", "zero_point"), [(-128, 127, 3), (-128, 127, -128), (0, 255, 255), (10, 90, 10)]

@@ -168,6 +168,7 @@ def sequence(seed: int, size: int = INPUT) -> Array:
 OPTIONS = list(itertools.product([False, True], repeat=4))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("is_coupled", "has_peepholes", "has_projection", "has_norm"), OPTIONS)
 def test_every_combination_of_options_is_its_definition(
     is_coupled: bool, has_peepholes: bool, has_projection: bool, has_norm: bool

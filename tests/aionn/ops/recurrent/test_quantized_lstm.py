@@ -342,6 +342,7 @@ def plain_step(values: list[Value]) -> tuple[list[list[int]], list[list[int]]]:
     return outputs, states
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("is_coupled", [False, True])
 @pytest.mark.parametrize("has_peepholes", [False, True])
 @pytest.mark.parametrize("has_projection", [False, True])

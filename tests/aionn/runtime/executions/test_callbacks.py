@@ -84,6 +84,7 @@ def expected(raised: type[BaseException], where: str) -> type[BaseException]:
     return aionn.GeneralFailure if raised in MISLEADING else raised
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("with_deadlines", [False, True])
 @pytest.mark.parametrize(
     ("raised", "where"),
@@ -147,6 +148,7 @@ async def test_source_that_awaits_what_was_cancelled_ends_its_stream_alone(
         assert (await net.execute([-ONE])).outputs[0] == -1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("raised", [*MISLEADING, ValueError, BaseException], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("what", ["execute", "execute_fenced", "burst"])
 async def test_what_a_listener_raises_is_logged(

@@ -18,7 +18,7 @@ from fences import FenceStatus, SyncFence
 from tests.support.split import PickyDevice
 
 Op = OperationType
-LINKS = 1000
+LINKS = 400
 X = np.array([-2.5], np.float32)
 
 

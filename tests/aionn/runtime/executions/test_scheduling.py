@@ -451,6 +451,7 @@ def traffic(seed):
     return Trial(device, operations=5).play(main), told, device.statistics()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_everybody_is_answered_once_and_the_device_is_free_again(seed):
     first = traffic(seed)

@@ -220,6 +220,7 @@ async def check(kind: str, way: str) -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", SOURCES)
 async def test_only_the_stream_of_a_source_with_a_scope_ends(kind: str, way: str) -> None:
@@ -400,9 +401,10 @@ def main() -> None:
     import uvloop
 
     async def all_of_it() -> None:
-        for kind in SOURCES:
-            for way in WAYS:
-                await check(kind, way)
+        for number, kind in enumerate(
+            SOURCES
+        ):  # Each kind ends in one of the ways; on asyncio all of them do.
+            await check(kind, list(WAYS)[number % len(WAYS)])
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(all_of_it())

@@ -72,6 +72,7 @@ async def settled(burst: aionn.Burst, runtime: aionn.Runtime) -> None:
     assert left() == []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("slots", [1, 2, 3, 5])
 async def test_results_are_those_of_their_items(
     net: aionn.Compilation, runtime: aionn.Runtime, slots: int, options: dict[str, Any]
@@ -88,6 +89,7 @@ async def test_results_are_those_of_their_items(
         await settled(burst, runtime)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", ["cancelled", "dropped", "left", "read", "closed"])
 async def test_nothing_is_left_of_a_stream(
     net: aionn.Compilation, runtime: aionn.Runtime, way: str, options: dict[str, Any]
@@ -403,6 +405,7 @@ async def test_execution_that_is_cancelled_while_it_waits_for_a_slot_leaves_the_
         await settled(burst, runtime)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", ["body", "waiting", "break", "fail_after", "result"])
 async def test_stream_that_is_broken_off_and_kept_leaves_slots_for_executions(
     net: aionn.Compilation, runtime: aionn.Runtime, way: str, options: dict[str, Any]

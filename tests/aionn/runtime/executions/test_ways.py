@@ -121,6 +121,7 @@ def test_work_that_cannot_be_done_in_time_is_not_begun(way: Way) -> None:
     play(main, device)
 
 
+@pytest.mark.sampled(4)
 @every_way
 @pytest.mark.parametrize("asked", ["execution", "compilation"])
 def test_high_priority_overtakes_what_waits(way: Way, asked: str) -> None:
@@ -211,6 +212,7 @@ def test_failure_goes_on_at_the_reference_device(way: Way) -> None:
     play(main, fast, drivers=["reference"], isolation="in_process")
 
 
+@pytest.mark.sampled(4)
 @every_way
 @pytest.mark.parametrize(("fault", "status"), [(None, ErrorStatus.NONE), (0, ErrorStatus.GENERAL_FAILURE)])
 def test_listener_is_told_of_each_execution(way: Way, fault: int | None, status: ErrorStatus) -> None:

@@ -59,6 +59,7 @@ def check(outputs: tuple[Any, ...]) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("level", [FeatureLevel.LEVEL_7, FeatureLevel.LEVEL_3])
 @pytest.mark.parametrize(
     "declared",
@@ -96,6 +97,7 @@ async def test_devices_below_level_3_are_not_given_values_of_unknown_size(declar
         check((await net.execute([X, PADDINGS])).outputs)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("is_dynamic", [True, False], ids=["dynamic temporary", "static temporary"])
 @pytest.mark.parametrize("small", [(0, 1), (0,), (1,)], ids=["both", "first", "last"])
 @pytest.mark.parametrize("reference", [True, False], ids=["may fall back", "may not"])

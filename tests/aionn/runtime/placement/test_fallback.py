@@ -409,6 +409,7 @@ async def executing(net: aionn.Compilation, way: str) -> AsyncIterator[Callable[
         yield lambda: burst.execute([X])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", ["alone", "burst"])
 @pytest.mark.parametrize("answer", WRONG_RESULTS.values(), ids=WRONG_RESULTS)
 async def test_wrong_result_is_made_good_or_told(answer: Any, way: str) -> None:

@@ -103,6 +103,7 @@ async def test_failing_partition_by_mode(partition: str, expected: tuple[str, ..
 TYPES = [kind for kind in OperandType if kind != OperandType.SUBGRAPH]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 @pytest.mark.parametrize(("ratio", "expected"), [(0.25, 1), (0.75, 0)])
 def test_score_is_of_the_first_inputs_type(kind: OperandType, ratio: float, expected: int) -> None:
@@ -246,6 +247,7 @@ def with_while(main: tuple[int, ...], condition: tuple[int, ...], body: tuple[in
 WHERE = [where for where in itertools.product([(1,), ()], repeat=3) if () in where]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", [with_if, with_while])
 @pytest.mark.parametrize("shapes", WHERE, ids=str)
 async def test_control_flow_with_any_unknown_size_is_the_reference_devices(

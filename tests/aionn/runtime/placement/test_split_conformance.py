@@ -97,6 +97,7 @@ FAILING_SHARES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("share", FAILING_SHARES)
 @pytest.mark.parametrize("index", range(len(SPLIT)))
 @pytest.mark.parametrize("fail_at", ["prepare", "run"])
@@ -155,10 +156,11 @@ async def test_without_leave_to_fall_back_only_what_cannot_be_cut_fails(data: Pa
     assert failed > 0
 
 
-async def test_random_graphs_give_the_same_on_a_split_device() -> None:
+@pytest.mark.parametrize("seeds", [10, pytest.param(30, marks=pytest.mark.long)])
+async def test_random_graphs_give_the_same_on_a_split_device(seeds: int) -> None:
     cut = 0
     async with aionn.open(devices=split_devices(5), drivers=["reference"], isolation="in_process") as runtime:
-        for seed in range(30):
+        for seed in range(seeds):
             case = make_case(draw_plan(GRAPH_TESTS[seed % len(GRAPH_TESTS)], seed))
             if case is None:
                 continue
@@ -174,7 +176,7 @@ async def test_random_graphs_give_the_same_on_a_split_device() -> None:
                         rtol=1e-5,
                         atol=1e-6,
                     )
-    assert cut > 10
+    assert cut > seeds // 3
 
 
 def cut_test(data: Path) -> CtsTest:
@@ -182,6 +184,7 @@ def cut_test(data: Path) -> CtsTest:
     return max((t for t in all_tests(data) if not t.referenced), key=lambda t: len(t.main.operations))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fail_at", ["prepare", "run"])
 @pytest.mark.parametrize("failure", [GeneralFailure, DeviceUnavailable, DeadObject, ResourceExhausted])
 async def test_failing_device_is_made_good_or_told(data: Path, fail_at: str, failure: type[Error]) -> None:

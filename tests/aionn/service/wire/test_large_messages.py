@@ -398,6 +398,7 @@ async def test_processes_take_turns_at_copies_whatever_their_number_of_connectio
     copies_max = channel_module.COPIES_AT_ONCE_MAX
     # Threads that began together may run in another order.
     processes = [1] * (10 * copies_max) + [2]
+    messages = {process: encode(Call(process, SupportedOperations(chain(1000)))) for process in (1, 2)}
     async with anyio.create_task_group() as tasks:
         with contextlib.ExitStack() as stack:
             channels = []
@@ -407,7 +408,7 @@ async def test_processes_take_turns_at_copies_whatever_their_number_of_connectio
                     channels.append(Channel(ours, handler, peer_name="the peer", peer=peers.of(process)))
                     stack.callback(theirs.close)
                     tasks.start_soon(channels[-1].run)
-                    payload, fds, _keep = encode(Call(process, SupportedOperations(chain(1000))))
+                    payload, fds, _keep = messages[process]
                     socket.send_fds(theirs, [payload], fds)
                     with anyio.fail_after(WAIT_S_MAX):
                         while len(order) + channel_module._copies.waiting_count < place:
@@ -465,7 +466,7 @@ async def test_reception_of_a_large_model_can_be_cancelled_and_ends_with_the_pee
     async def handler(body: Any, channel: Channel) -> Any:
         raise AssertionError("it is not received to its end")
 
-    payload, fds, keep = encode(Call(3, SupportedOperations(chain(20_000))))
+    payload, fds, keep = encode(Call(3, SupportedOperations(chain(5000))))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = Channel(ours, handler, peer_name="the peer")
     async with anyio.create_task_group() as tasks:
@@ -501,11 +502,12 @@ async def test_large_reply_that_nobody_waits_for_is_not_read(monkeypatch: pytest
     del keep
 
 
+@pytest.mark.forked("any")
 def test_server_that_receives_large_messages_ends_when_it_is_told_to(tmp_path: Any, repository: Any) -> None:
     path = tmp_path / "server.sock"
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     command = [sys.executable, "-m", "aionn", "serve", "reference", "--socket", str(path)]
-    model, fds, keep = encode(Call(3, SupportedOperations(chain(20_000))))
+    model, fds, keep = encode(Call(3, SupportedOperations(chain(8000))))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None and "serving" in server.stdout.readline()
         clients = []

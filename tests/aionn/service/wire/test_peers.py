@@ -92,6 +92,7 @@ def test_process_counts_as_served_for_some_time_after_its_message(shares: Shares
     assert shares.pause_ns(COMPANY_NS + MS) == 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(20))
 def test_share_of_all_that_have_a_backlog_is_bounded(seed: int) -> None:
     """Whatever their messages take, and however late the pauses end."""
