@@ -8,6 +8,7 @@ interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -95,7 +96,8 @@ def _end_unread() -> NoReturn:
 def _print_error(text: str) -> None:
     from aionn.reports.terminal import print_line
 
-    print_line(f"aionn: {text}", stream=sys.stderr)
+    with contextlib.suppress(OSError, Error):  # The exit code remains.
+        print_line(f"aionn: {text}", stream=sys.stderr)
 
 
 def _told(error: CycloptsError) -> str:

@@ -31,7 +31,7 @@ from aionn.observability.scraping import MetricsServer, Source
 from aionn.platform.loops import caller, finish, in_loop
 from aionn.realtime import Mode, PageLocks, RunLimit, SchedulingClass
 from aionn.realtime.scheduling import close_shared, open_shared
-from aionn.reports.terminal import print_line
+from aionn.reports.terminal import tell_line
 from aionn.runtime.settings import settings_from
 from aionn.runtime.traces import begin_trace
 from aionn.service.host.accepted import Drain
@@ -260,12 +260,12 @@ async def _serve(
                         where = " and ".join(
                             filter(None, ("" if places.is_private else str(places.path), address))
                         )
-                        print_line(f"serving {name} at {where}; Ctrl-C ends it")
+                        tell_line(f"serving {name} at {where}; Ctrl-C ends it")
                         if url:
-                            print_line(f"metrics at {url}")
+                            tell_line(f"metrics at {url}")
                     await drain.requested()
                     if not quiet:
-                        print_line(f"ending {name}: accepted executions have {drain_within:g} s")
+                        tell_line(f"ending {name}: accepted executions have {drain_within:g} s")
                     await drain.ended()
                     _end_soon(drain.state, name)
     finally:
@@ -337,8 +337,7 @@ def _end_soon(state: DrainState, name: str) -> None:
     """Ends the process although the device hangs in an execution that was not waited for any longer."""
     if state is not DrainState.DRAINED:
         # Nothing is closed: that would wait for what was cut off.
-        sys.stderr.write(f"aionn: {name}: {state.value}; they were cut off\n")
-        sys.stderr.flush()
+        tell_line(f"aionn: {name}: {state.value}; they were cut off", wraps=False, stream=sys.stderr)
         os._exit(EXIT_STATUS[state])
 
     def end() -> None:
