@@ -5,7 +5,8 @@ is unchanged.
 
 Invariants:
 1. Equal tokens mean equal work: the caller's token, the step, the device with its version, preference and priority all take part.
-2. Nothing that is wrong with a directory or a file fails a compilation: then it is made anew, and not kept, with one warning.
+2. Nothing that is wrong with a directory or a file fails a compilation: then it is made anew, and not kept, with one warning; where
+   a driver cannot write its files, with one for each step.
 3. A file is in its place only when it is whole: it is written beside it and renamed. Links are not followed.
 
 Source: compilation caching of the NN HAL's runtime (``ExecutionPlan``, ``CompilationBuilder``).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import shutil
@@ -21,6 +22,7 @@ import numpy.typing as npt
 import pytest
 
 import aionn
+from aionn.drivers.kit import caching as kit_caching
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import CacheFileCounts, ExecutionPreference, Model, OperationType, Priority
 from aionn.runtime.placement.caching import _Writing, derive_token, file_names
@@ -365,3 +367,23 @@ async def test_cancelled_task_leaves_neither_descriptors_nor_new_files(
     gc.collect()
     left = [opened_path(fd) for fd in os.listdir("/proc/self/fd")]
     assert not [name for name in left if str(cache) in name]
+
+
+async def test_file_that_a_driver_cannot_write_is_a_warning(
+    runtime: aionn.Runtime,
+    cache: Path,
+    digits: Path,
+    silence: Values,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """New files can be created, and no content written: the disk is full."""
+
+    def full(fd: int, data: memoryview, offset: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(kit_caching, "_write", full)
+    await check(await runtime.compile(digits, cache_dir=cache), silence)
+    (record,) = (record for record in caplog.records if "is not saved: No space" in record.getMessage())
+    assert record.levelname == "WARNING"
+    assert not any(path.stat().st_size for path in cache.iterdir() if path.name[-1] != "0"), "the plan alone"
