@@ -51,7 +51,7 @@ from aionn.runtime.placement.plan import Placement
 from aionn.runtime.realtime import RealtimeReport
 from aionn.runtime.runtime import Unavailable, open_runtime
 from aionn.runtime.settings import Settings
-from aionn.runtime.threaded import Forked, LoopThread, close_at_exit, forget, read_on_thread
+from aionn.runtime.threaded import Forked, LoopThread, check_not_ending, close_at_exit, forget, read_on_thread
 from fences import SyncFence
 
 __all__ = [
@@ -187,6 +187,7 @@ class Runtime(_Closing):
     def __enter__(self) -> Self:
         if self._was_open:
             raise InvalidArgument("aionn.blocking: a runtime can be opened once")
+        check_not_ending()
         self._was_open = True
         loop = LoopThread(self._runtime.background)
         try:

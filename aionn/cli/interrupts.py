@@ -15,11 +15,14 @@ the signal, so that callers other than shells see the same number.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
+
+from aionn.reports.lines import write_if_taken
 
 __all__ = ["INTERRUPTED", "end_at_once", "guard", "run"]
 
@@ -42,11 +45,9 @@ def guard() -> None:
 
 def end_at_once() -> NoReturn:
     """Ends the process as interrupted."""
-    for stream, words in ((1, _SHOW_CURSOR if os.isatty(1) else b""), (2, b"aionn: interrupted\n")):
-        try:
-            os.write(stream, words)
-        except OSError:
-            pass  # The reader is gone.
+    if os.isatty(1):
+        write_if_taken(1, _SHOW_CURSOR)
+    write_if_taken(2, b"aionn: interrupted\n")
     os._exit(INTERRUPTED)
 
 
@@ -80,6 +81,7 @@ def run(function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
         return anyio.run(interruptible)
     except BaseException:
         if _is_interrupted:
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
             raise KeyboardInterrupt from None
         raise

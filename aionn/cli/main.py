@@ -9,6 +9,7 @@ interrupted.
 from __future__ import annotations
 
 import errno
+import contextlib
 import os
 import resource
 import sys
@@ -151,7 +152,8 @@ def _end_unread() -> NoReturn:
 def _print_error(text: str) -> None:
     from aionn.reports.terminal import print_line
 
-    print_line(f"aionn: {text}", stream=sys.stderr)
+    with contextlib.suppress(OSError, Error):  # The exit code remains.
+        print_line(f"aionn: {text}", stream=sys.stderr)
 
 
 def _told(error: CycloptsError) -> str:

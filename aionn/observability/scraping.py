@@ -9,7 +9,7 @@ Invariants:
    for them, which takes some microseconds for each histogram; requests that come before it is made share it.
 2. A connection is closed after ``REQUEST_S_MAX``, whatever its client does. Neither a request that is not whole yet, nor an answer
    that is not read, nor an event loop that is blocked delays another connection: there are ``CONNECTIONS_MAX``, and the oldest is
-   closed for a further one.
+   closed for a further one: of those without a whole request, if there is one.
 3. Writing the text lets other threads have the interpreter's lock every ``exposition.PART_LINES`` lines.
 """
 
@@ -301,9 +301,14 @@ class MetricsServer:
                 return
             sock.setblocking(False)
             if len(self._connections) >= CONNECTIONS_MAX:
-                self._drop(next(iter(self._connections)))
+                self._drop(self._displaced())
             self._connections[sock] = _Connection(time.monotonic() + REQUEST_S_MAX)
             self._step(sock)
+
+    def _displaced(self) -> socket.socket:
+        """The connection that is closed for a further one."""
+        silent = (s for s, c in self._connections.items() if not c.waits and c.answer is None)
+        return next(silent, next(iter(self._connections)))
 
     def _read(self, sock: socket.socket, connection: _Connection) -> None:
         """Reads what is there of a request, and answers one that is whole."""

@@ -6,9 +6,10 @@ what is made of the file: ``aionn.runtime.traces`` finishes it and adds up what 
 Invariants:
 1. While tracing is off, a section costs one call and one comparison, and writes nothing.
 2. One section is one line, written by one call in append mode: the lines of several processes never mix, and a process
-   that is killed loses the sections that had not ended, no others.
+   that is killed loses the sections that had not ended, no others. A line that a full disk cut off is completed before the next.
 3. Sections of one lane nest. A thread has a lane; each task of an event loop that traces has one while it does.
 4. Times are CLOCK_MONOTONIC, which all processes of a machine share.
+5. A forked child does not trace to the file of its parent.
 
 Source: the NN HAL's tracing marks ``[NN_<layer>_<phase>]detail``; Chrome's trace event format, JSON array form.
 """
@@ -32,6 +33,7 @@ __all__ = [
     "LAYERS",
     "PHASES",
     "TRACE_VARIABLE",
+    "is_of_parent",
     "is_tracing",
     "record",
     "section",
@@ -83,6 +85,7 @@ class _Recorder:
         self._lanes: dict[int, list[int]] = {}  # task -> lane, open sections
         self._free: list[int] = []
         self._named: set[int] = set()
+        self._rest = b""  # Of a line that was cut off.
 
     def enter(self) -> tuple[int, int | None]:
         """``(lane, task)`` for a section that begins now; the task is None on a thread without a loop."""
@@ -136,16 +139,30 @@ class _Recorder:
             self._write(event)
 
     def _write(self, event: dict[str, object]) -> None:
+        rest, line = self._rest, _ENCODER.encode(event) + b",\n"
         try:
-            os.write(self._fd, _ENCODER.encode(event) + b",\n")
+            count = os.write(self._fd, rest + line)
         except OSError:
-            pass  # A full disk ends the trace, not the application.
+            return  # A full disk costs the trace lines, and the application nothing.
+        if rest or count < len(line):
+            self._rest = (rest + line)[count:] if count > len(rest) else rest[count:]
 
     def close(self) -> None:
         os.close(self._fd)
 
 
 _recorder: _Recorder | None = None
+_of_parent: str | None = None
+"""In a forked child, the file of its parent."""
+
+
+def _forget_in_child() -> None:
+    global _of_parent
+    _of_parent = trace_path() or _of_parent
+    stop_tracing()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class _Section:
@@ -208,6 +225,11 @@ def is_tracing() -> bool:
     return _recorder is not None
 
 
+def is_of_parent(path: str | os.PathLike[str]) -> bool:
+    """Whether this process was forked from one that traces to a file."""
+    return _of_parent == os.path.abspath(os.fsdecode(path))
+
+
 def trace_path() -> str | None:
     """The file that sections are written to; None while tracing is off."""
     return None if _recorder is None else _recorder.path
@@ -231,15 +253,21 @@ def start_tracing(path: str | os.PathLike[str], *, process: str, create: bool = 
         raise InvalidArgument(f"trace: expected a path, got {path!r}") from None
     if _recorder is not None:
         raise InvalidArgument(f"trace: this process traces to {_recorder.path} already")
+    if is_of_parent(name):
+        raise InvalidArgument(f"trace: the process that this one was forked from traces to {name}")
     # A pipe without a reader is rejected and not waited for.
     flags = (
         os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT | os.O_TRUNC if create else 0)
     )
     try:
         fd = os.open(name, flags, 0o644)
-        os.set_blocking(fd, True)
-        if create:
-            os.write(fd, b"[\n")
+        try:
+            os.set_blocking(fd, True)
+            if create:
+                os.write(fd, b"[\n")
+        except BaseException:
+            os.close(fd)
+            raise
     except OSError as e:
         raise InvalidArgument(f"trace {name}: cannot be written: {e.strerror}") from e
     except ValueError as e:  # NUL, or a character that no file's name has.

@@ -7,6 +7,7 @@ Invariants:
 2. A sentence is one line in a file or a pipe, so that programs can read it; a terminal gets it in lines of whole words.
 3. Progress is drawn on standard error, and only where that is a terminal.
 4. A control character is written as its escape sequence in Python: a name in a file cannot command the terminal.
+5. A line about work in progress is dropped where it cannot be written: neither ``tell_line`` nor progress fails for that.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 from rich.cells import cell_len
 
 from aionn.errors import GeneralFailure
 from aionn.reports.columns import number_columns
+from aionn.reports.lines import write_if_taken
 
 __all__ = [
     "ShowProgress",
@@ -33,6 +35,7 @@ __all__ = [
     "printable",
     "progress_bar",
     "table_lines",
+    "tell_line",
     "write_out",
 ]
 
@@ -70,11 +73,35 @@ def print_line(
         stream: Where to; None for standard output.
     """
     out = sys.stdout if stream is None else stream
+    write_out(out, _sentence(text, lead, indent, wraps, out))
+
+
+def tell_line(text: str, *, lead: str = "", wraps: bool = True, stream: TextIO | None = None) -> None:
+    """Prints a sentence about work that continues whether or not it is read: what the stream does not take now is dropped.
+
+    Args:
+        text: As for ``print_line``.
+        lead: As for ``print_line``.
+        wraps: As for ``print_line``.
+        stream: Where to; None for standard output.
+    """
+    out = sys.stdout if stream is None else stream
+    sentence = _sentence(text, lead, "  ", wraps, out)
+    try:
+        fd = out.fileno()
+    except OSError:
+        out.write(sentence)  # A stream in memory.
+        return
+    # Beside the stream's buffer, which would keep what was not written and fail with it when the process ends.
+    write_if_taken(fd, sentence.encode(out.encoding))
+
+
+def _sentence(text: str, lead: str, indent: str, wraps: bool, out: TextIO) -> str:
     lead, whole = printable(lead), printable(f"{lead} {text}" if lead and text else lead + text)
     lines = _filled(whole, _terminal_width(out), indent) if wraps and out.isatty() else [whole]
     if lead and lines[0].startswith(lead) and _has_styles(out):
         lines[0] = f"{BOLD}{lead}{PLAIN}{lines[0][len(lead) :]}"
-    _write(out, lines)
+    return _text(out, lines)
 
 
 def print_table(
@@ -97,7 +124,7 @@ def print_table(
     lines = table_lines(title, heads, rows, width, least=least)
     if _has_styles(out):
         lines[0] = f"{BOLD}{lines[0]}{PLAIN}"
-    _write(out, lines)
+    write_out(out, _text(out, lines))
 
 
 def table_lines(
@@ -232,11 +259,11 @@ def _has_styles(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
 
 
-def _write(stream: TextIO, lines: Sequence[str]) -> None:
+def _text(stream: TextIO, lines: Sequence[str]) -> str:
     text = "\n".join(lines) + "\n"
     encoding = getattr(stream, "encoding", None) or "utf-8"
     # A name may have characters that the locale's encoding lacks.
-    write_out(stream, text.encode(encoding, "backslashreplace").decode(encoding))
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def write_out(stream: TextIO, text: str) -> None:
@@ -244,19 +271,43 @@ def write_out(stream: TextIO, text: str) -> None:
 
     Raises:
         BrokenPipeError: Its reader has gone.
-        GeneralFailure: It takes no more, as on a full disk; everything else that is written goes nowhere.
+        GeneralFailure: It takes no more, as on a full disk. In both cases everything else that is written goes nowhere.
     """
     try:
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:
-        raise
     except OSError as e:
         # Python writes the rest of the buffer at the end of the process, and reports the failure once more.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), stream.fileno())
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), stream.fileno())
+        if isinstance(e, BrokenPipeError):
+            raise
         name = stream.name.strip("<>")
         raise GeneralFailure(f"{name}: expected a stream that can be written: {e.strerror}") from e
+
+
+class _Screen:
+    """Standard error for progress, which is not drawn any more where the terminal is gone.
+
+    Args:
+        stream: Standard error.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        """Writes a text, if that is possible."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        """Sends what was written, if that is possible."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 @contextlib.contextmanager
@@ -269,7 +320,7 @@ def progress_bar(text: str, *, is_wanted: bool = True) -> Iterator[ShowProgress 
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    screen = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+    screen = Console(file=cast("TextIO", _Screen(sys.stderr)), highlight=False, markup=False, emoji=False)
     with Progress(*columns, console=screen, transient=True) as bar:
         task = bar.add_task(printable(text), total=None)
 
@@ -292,7 +343,7 @@ def live_lines() -> Iterator[Callable[[Callable[[int], Sequence[str]]], None] | 
     from rich.live import Live
     from rich.text import Text
 
-    screen = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+    screen = Console(file=cast("TextIO", _Screen(sys.stderr)), highlight=False, markup=False, emoji=False)
     with Live(console=screen, auto_refresh=False, transient=True) as live:
 
         def show(lines: Callable[[int], Sequence[str]]) -> None:

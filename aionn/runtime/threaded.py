@@ -6,7 +6,7 @@ open when the interpreter ends.
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401  # Registers itself for the interpreter's end first: see close_at_exit.
+import concurrent.futures.thread  # noqa: F401  # Registers itself for the interpreter's end first: see check_not_ending.
 import contextvars
 import os
 import queue
@@ -25,7 +25,7 @@ from aionn.platform.loops import Outcome, in_loop, outcome_of_call
 from aionn.platform.threads import start_thread
 from aionn.runtime.background import Background, Cancelled, Waiter
 
-__all__ = ["Forked", "LoopThread", "close_at_exit", "forget", "read_on_thread"]
+__all__ = ["Forked", "LoopThread", "check_not_ending", "close_at_exit", "forget", "read_on_thread"]
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
@@ -234,12 +234,15 @@ class LoopThread:
 
 _open: set[Callable[[], None]] = set()
 _is_registered = False
+_is_ending = False
 
 
 def _close_at_exit() -> None:
     """Closes the runtimes that are still open, concurrently, when the main thread has ended and before Python joins other
     threads.
     """
+    global _is_ending
+    _is_ending = True
     closing = []
     for close in list(_open):
         thread = threading.Thread(target=close, daemon=True)
@@ -254,14 +257,28 @@ def _close_at_exit() -> None:
         thread.join(max(0.0, end_s - time.monotonic()))
 
 
-def close_at_exit(close: Callable[[], None]) -> None:
-    """Has this called when the interpreter ends, before Python joins its threads."""
+def check_not_ending() -> None:
+    """Rejects a runtime that nothing would close.
+
+    Raises:
+        InvalidArgument: The interpreter ends, as in a function of ``atexit``: Python starts no threads for the runtime any more.
+    """
     global _is_registered
+    ending = InvalidArgument("aionn.blocking: a runtime cannot be opened while the interpreter ends")
+    if _is_ending:
+        raise ending
     if not _is_registered:
         # Not ``atexit``: that comes after the threads were joined, and those of the loop wait for the loop to end. After the import
         # of concurrent.futures.thread, since the last to register is called first: threads of a pool may wait for one of our calls.
-        threading._register_atexit(_close_at_exit)  # type: ignore[attr-defined]
+        try:
+            threading._register_atexit(_close_at_exit)  # type: ignore[attr-defined]
+        except RuntimeError:
+            raise ending from None
         _is_registered = True
+
+
+def close_at_exit(close: Callable[[], None]) -> None:
+    """Has this called when the interpreter ends, before Python joins its threads; ``check_not_ending`` was called before."""
     _open.add(close)
 
 

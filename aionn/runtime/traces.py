@@ -4,7 +4,8 @@ Owns who traces (an option, or the variable ``AIONN_TRACE``), the end of the fil
 ``aionn.observability.tracing``.
 
 Invariants:
-1. A finished file is one JSON array that trace viewers open; one that was cut off by a crash can still be added up.
+1. A finished file is one JSON array that trace viewers open; one that was cut off by a crash can still be added up, and so can one
+   with lines that a full disk cut off.
 2. A row's number is time that the layer itself took: what a lower layer took is that layer's. Negative numbers are gaps in the
    measurement, and are shown.
 
@@ -14,6 +15,7 @@ Source: the per-layer table of the NN HAL's systrace parser.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -24,9 +26,11 @@ from aionn.observability.tracing import (
     LAYERS,
     PHASES,
     TRACE_VARIABLE,
+    is_of_parent,
     is_tracing,
     start_tracing,
     stop_tracing,
+    trace_path,
 )
 from aionn.platform.files import read_regular
 
@@ -60,6 +64,10 @@ FILE_BYTES_MAX = 1 << 30
 """So many events take less."""
 
 
+LINE_BYTES_MAX = 1 << 16
+"""Longest line that is looked for at the end of a file."""
+
+
 def begin_trace(path: str | os.PathLike[str] | None, *, process: str = "application") -> bool:
     """Starts tracing if that is asked for, by the argument or by the variable.
 
@@ -77,21 +85,26 @@ def begin_trace(path: str | os.PathLike[str] | None, *, process: str = "applicat
         start_tracing(path, process=process)
         return True
     asked = os.environ.get(TRACE_VARIABLE)
-    if asked and not is_tracing():
+    if asked and not is_tracing() and not is_of_parent(asked):
         start_tracing(asked, process=process)
         atexit.register(end_trace, os.path.abspath(asked))
     return False
 
 
 def end_trace(path: str | os.PathLike[str]) -> None:
-    """Stops tracing and finishes the file, when no other process writes to it any more."""
+    """Stops tracing and finishes the file, when no other process writes to it any more; nothing if this process does not trace to
+    it, such as a forked child.
+    """
+    if trace_path() != os.path.abspath(os.fsdecode(path)):
+        return
     stop_tracing()
     try:
         with open(path, "r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 2))
-            if file.read() == b",\n":
-                file.seek(size - 2)
+            start = max(0, file.seek(0, os.SEEK_END) - LINE_BYTES_MAX)
+            file.seek(start)
+            end = file.read().rfind(b",\n")  # The rest was cut off.
+            if end >= 0:
+                file.seek(start + end)
                 file.truncate()
                 file.write(b"\n]\n")
     except OSError:
@@ -107,6 +120,9 @@ class _Event(msgspec.Struct):
     tid: int = 0
     ts: float = 0.0
     dur: float = 0.0
+
+
+_DECODER = msgspec.json.Decoder(_Event)
 
 
 class TraceSummary(msgspec.Struct, frozen=True):
@@ -140,11 +156,24 @@ def read_trace(path: str | os.PathLike[str]) -> list[_Event]:
     try:
         events = msgspec.json.decode(text, type=list[_Event])
     except (msgspec.MsgspecError, RecursionError) as e:
-        raise InvalidArgument(f"trace {os.fspath(path)}: expected a JSON array of trace events: {e}") from e
+        events = _whole_lines(text)
+        if not events:
+            raise InvalidArgument(
+                f"trace {os.fspath(path)}: expected a JSON array of trace events: {e}"
+            ) from e
     if len(events) > EVENTS_MAX:
         raise InvalidArgument(
             f"trace {os.fspath(path)}: expected at most {EVENTS_MAX} events, got {len(events)}"
         )
+    return events
+
+
+def _whole_lines(text: bytes) -> list[_Event]:
+    """The events of the lines that are whole: where the disk was full, lines of one process follow a part of another's."""
+    events = []
+    for line in text.splitlines()[1:]:
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            events.append(_DECODER.decode(line.rstrip(b",]")))
     return events
 
 

@@ -175,6 +175,23 @@ with net.burst() as burst:
     assert (code, lines, errors) == (0, ["5"], "")
 
 
+@pytest.mark.parametrize("was_open", [True, False])
+def test_runtime_is_not_opened_while_the_interpreter_ends(was_open: bool) -> None:
+    program = """
+import atexit, sys, aionn, aionn.blocking
+
+@atexit.register
+def late():
+    try:
+        aionn.blocking.open(drivers=["reference"], isolation="in_process").start()
+    except aionn.InvalidArgument as e:
+        print(e, file=sys.stderr)
+"""
+    begin = OPEN if was_open else "print(0, flush=True)"
+    code, _, errors = _run(begin + program)
+    assert (code, errors) == (0, "aionn.blocking: a runtime cannot be opened while the interpreter ends\n")
+
+
 def test_driver_process_ends_with_the_parent_though_a_forked_child_lives() -> None:
     code, lines, _ = _run(
         OPEN

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, NoReturn
 
 import anyio
 import anyio.abc
@@ -31,7 +32,7 @@ from aionn.observability.scraping import MetricsServer, Source
 from aionn.platform.loops import caller, finish, in_loop
 from aionn.realtime import Mode, PageLocks, RunLimit, SchedulingClass
 from aionn.realtime.scheduling import close_shared, open_shared
-from aionn.reports.terminal import print_line
+from aionn.reports.terminal import tell_line
 from aionn.runtime.settings import settings_from
 from aionn.runtime.traces import begin_trace
 from aionn.service.host.accepted import Drain
@@ -232,6 +233,12 @@ class _Places(NamedTuple):
     metrics: str | None
     page: str | None
 
+    def end_process(self, state: DrainState) -> NoReturn:
+        """Ends the process without closing anything; a folder of this command's own is removed."""
+        if self.is_private:
+            shutil.rmtree(self.path.parent, ignore_errors=True)
+        os._exit(EXIT_STATUS[state])
+
 
 async def _serve(
     device: Device,
@@ -252,7 +259,7 @@ async def _serve(
             anyio.create_task_group() as tasks,
         ):
             started = anyio.Event()
-            with _sigterm(drain):
+            with _sigterm(drain, places):
                 tasks.start_soon(_listen, device, places, quotas, limits, hang_after, started, drain)
                 await started.wait()
                 async with serving_network(places.network, places.path) as address:
@@ -260,14 +267,14 @@ async def _serve(
                         where = " and ".join(
                             filter(None, ("" if places.is_private else str(places.path), address))
                         )
-                        print_line(f"serving {name} at {where}; Ctrl-C ends it")
+                        tell_line(f"serving {name} at {where}; Ctrl-C ends it")
                         if url:
-                            print_line(f"metrics at {url}")
+                            tell_line(f"metrics at {url}")
                     await drain.requested()
                     if not quiet:
-                        print_line(f"ending {name}: accepted executions have {drain_within:g} s")
+                        tell_line(f"ending {name}: accepted executions have {drain_within:g} s")
                     await drain.ended()
-                    _end_soon(drain.state, name)
+                    _end_soon(drain.state, name, places)
     finally:
         await finish(device.aclose())
     return drain.state
@@ -313,7 +320,7 @@ async def _exposed(
 
 
 @contextmanager
-def _sigterm(drain: Drain) -> Iterator[None]:
+def _sigterm(drain: Drain, places: _Places) -> Iterator[None]:
     """Drains at SIGTERM, and ends the process at the second one.
 
     A handler of Python and not of the event loop: the second signal takes effect although a device blocks the loop.
@@ -322,7 +329,7 @@ def _sigterm(drain: Drain) -> Iterator[None]:
 
     def handle(number: int, frame: object) -> None:
         if drain.terminate() is DrainState.STOPPED:
-            os._exit(EXIT_STATUS[DrainState.STOPPED])
+            places.end_process(DrainState.STOPPED)
         wake()
 
     before = signal.signal(signal.SIGTERM, handle)
@@ -333,17 +340,16 @@ def _sigterm(drain: Drain) -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if drain.state is DrainState.DRAINED else before)
 
 
-def _end_soon(state: DrainState, name: str) -> None:
+def _end_soon(state: DrainState, name: str, places: _Places) -> None:
     """Ends the process although the device hangs in an execution that was not waited for any longer."""
     if state is not DrainState.DRAINED:
         # Nothing is closed: that would wait for what was cut off.
-        sys.stderr.write(f"aionn: {name}: {state.value}; they were cut off\n")
-        sys.stderr.flush()
-        os._exit(EXIT_STATUS[state])
+        tell_line(f"aionn: {name}: {state.value}; they were cut off", wraps=False, stream=sys.stderr)
+        places.end_process(state)
 
     def end() -> None:
         threading.Event().wait(CLOSE_S_MAX)
-        os._exit(EXIT_STATUS[state])
+        places.end_process(state)
 
     threading.Thread(target=end, daemon=True, name="aionn-end").start()
 

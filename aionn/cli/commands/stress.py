@@ -27,7 +27,7 @@ from aionn.cli.output import print_json
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
 from aionn.models.importing import is_onnx
-from aionn.reports.terminal import print_line, print_table, progress_bar
+from aionn.reports.terminal import print_line, print_table, progress_bar, tell_line
 from aionn.runtime.settings import settings_from
 
 __all__ = ["stress"]
@@ -100,7 +100,7 @@ def stress(
         def progress(running: str, index: int, name: str = name) -> None:
             if not json:
                 step = f"{name}: {running} ({index + 1} of {len(tests)}, {seconds:.0f} s)"
-                print_line(step, stream=sys.stderr)
+                tell_line(step, stream=sys.stderr)
 
         async def run(name: str = name) -> tuple[StressResult, ...]:
             return await run_stress(name, file, tests, seconds, seed=seed, progress=progress, imports=imports)
@@ -130,7 +130,7 @@ async def _usable_devices() -> tuple[str, ...]:
                     "it supports only operations of extensions, and the models here have none"
                 )
         for name, reason in left_out.items():
-            print_line(f"{name} is left out: {reason}", stream=sys.stderr)
+            tell_line(f"{name} is left out: {reason}", stream=sys.stderr)
         return tuple(device.name for device in found if device.name not in left_out)
 
 
@@ -156,7 +156,7 @@ def _soak(
             if show is not None:
                 show(told, state.seconds, hours * SECONDS_PER_HOUR)
             elif not json and state.seconds >= next_s:
-                print_line(f"soak, {state.seconds:.0f} s: {told}", stream=sys.stderr)
+                tell_line(f"soak, {state.seconds:.0f} s: {told}", stream=sys.stderr)
                 next_s = state.seconds + LINE_S
 
         async def run() -> SoakReport:
@@ -180,8 +180,7 @@ def _soak(
 
 def _end_stuck(told: str) -> NoReturn:
     """Ends the process from a thread, since the event loop may be blocked, or a task may ignore cancellation."""
-    sys.stderr.write(f"{told}\n")
-    sys.stderr.flush()
+    tell_line(told, wraps=False, stream=sys.stderr)
     os._exit(1)
 
 

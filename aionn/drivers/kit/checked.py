@@ -296,7 +296,9 @@ class CheckedDevice(abc.ABC):
             contents = prepared.cached()
             if contents is not None:
                 caching.save(held.files, contents, driver=self._driver)
-        except (OSError, ValueError) as e:
+        except OSError as e:
+            _logger.warning("%s: the compilation is not saved: %s", self.info.name, e.strerror or e)
+        except ValueError as e:
             _logger.info("%s: the compilation is not saved: %s", self.info.name, e)
 
     def _held_to_load(self, cache: CacheFiles) -> HeldFiles:

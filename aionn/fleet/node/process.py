@@ -196,7 +196,8 @@ def main(arguments: Sequence[str]) -> None:
         with socket.socket(fileno=int(arguments[0])) as listener:
             anyio.run(_serve, listener, settings)
     except Error as e:
-        sys.stderr.write(f"aionn: {e}\n")
+        with contextlib.suppress(OSError):  # The reader may be gone.
+            sys.stderr.write(f"aionn: {e}\n")
         raise SystemExit(2) from None
 
 

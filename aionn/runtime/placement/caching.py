@@ -5,7 +5,8 @@ is unchanged.
 
 Invariants:
 1. Equal tokens mean equal work: the caller's token, the step, the device with its version, preference and priority all take part.
-2. Nothing that is wrong with a directory or a file fails a compilation: then it is made anew, and not kept, with one warning.
+2. Nothing that is wrong with a directory or a file fails a compilation: then it is made anew, and not kept, with one warning; where
+   a driver cannot write its files, with one for each step.
 3. A file is in its place only when it is whole: it is written beside it and renamed. Links are not followed.
 
 Source: compilation caching of the NN HAL's runtime (``ExecutionPlan``, ``CompilationBuilder``).
@@ -21,7 +22,7 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import anyio.to_thread
@@ -40,6 +41,7 @@ from aionn.hal import (
 )
 from aionn.observability.tracing import section
 from aionn.platform.files import open_regular
+from aionn.platform.loops import finish
 from aionn.platform.real_work import real_work
 from aionn.runtime.devices import RuntimeDevice
 
@@ -258,15 +260,18 @@ class StepCache:
         if restored is not None:
             return restored
         token = self._step_token(device, operations, preference, priority)
-        with contextlib.ExitStack() as held:
-            writing = await anyio.to_thread.run_sync(_Writing.begin, self, token, counts)
-            files = None if writing is None else held.enter_context(writing)
+        writing = _Writing(self, token, counts)
+        try:
+            # A cancelled caller waits for the thread: what it opens is closed here.
+            files = await finish(anyio.to_thread.run_sync(writing.begin))
             prepared = await device.hal.prepare_model(
                 model, preference=preference, priority=priority, deadline_ns=deadline_ns, cache=files
             )
-            if writing is not None:
-                await anyio.to_thread.run_sync(writing.keep)
+            if files is not None:
+                await finish(anyio.to_thread.run_sync(writing.keep))
             return prepared
+        finally:
+            writing.drop()
 
     def _step_token(
         self,
@@ -342,52 +347,44 @@ def _opened(directory: Path, token: bytes, counts: CacheFileCounts) -> Iterator[
 class _Writing:
     """New files beside the places where they will be."""
 
-    def __init__(self, files: CacheFiles, paths: Sequence[tuple[Path, Path]], cache: StepCache) -> None:
+    def __init__(self, cache: StepCache, token: bytes, counts: CacheFileCounts) -> None:
         self._cache = cache
-        self._files = files
-        self._paths = paths
+        self._token = token
+        self._counts = counts
+        self._fds: list[int] = []
+        self._paths: list[tuple[Path, Path]] = []
 
-    @classmethod
-    def begin(cls, cache: StepCache, token: bytes, counts: CacheFileCounts) -> _Writing | None:
-        """None if files cannot be created there, which the cache then reports."""
-        directory = cache.directory
-        fds: list[int] = []
-        paths: list[tuple[Path, Path]] = []
-        model_names, data_names = file_names(token, counts)
+    def begin(self) -> CacheFiles | None:
+        """Creates the files; None if they cannot be created there, which the cache then reports. Blocks."""
+        directory = self._cache.directory
+        model_names, data_names = file_names(self._token, self._counts)
         suffix = f".{secrets.token_hex(8)}"
         try:
             directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
             for name in (*model_names, *data_names):
                 temporary = directory / (name + suffix)
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                fds.append(os.open(temporary, flags, _FILE_MODE))
-                paths.append((temporary, directory / name))
+                self._fds.append(os.open(temporary, flags, _FILE_MODE))
+                self._paths.append((temporary, directory / name))
         except OSError as e:
-            cache._tell(e)
-            _drop(fds, paths)
+            self._cache._tell(e)
             return None
-        return cls(CacheFiles(fds[: counts.model], fds[counts.model :], token), paths, cache)
+        count = self._counts.model
+        return CacheFiles(self._fds[:count], self._fds[count:], self._token)
 
     def keep(self) -> None:
-        """Puts the files into their places, if the driver wrote something."""
+        """Puts the files into their places, if the driver wrote something. Blocks."""
         try:
-            if os.fstat(self._files.model[0]).st_size:
+            if os.fstat(self._fds[0]).st_size:
                 for temporary, path in self._paths:
                     os.rename(temporary, path)
         except OSError as e:
             self._cache._tell(e)
 
-    def __enter__(self) -> CacheFiles:
-        return self._files
-
-    def __exit__(self, *exc: object) -> None:
-        _drop((*self._files.model, *self._files.data), self._paths)
-
-
-def _drop(fds: Iterable[int], paths: Iterable[tuple[Path, Path]]) -> None:
-    """Closes new files, and removes those that were not put into their places."""
-    for fd in fds:
-        os.close(fd)
-    for temporary, _ in paths:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    def drop(self) -> None:
+        """Closes the files, and removes those that were not put into their places."""
+        for fd in self._fds:
+            os.close(fd)
+        for temporary, _ in self._paths:
+            with contextlib.suppress(OSError):
+                temporary.unlink()

@@ -141,6 +141,17 @@ def test_output_on_a_full_disk_is_one_sentence(arguments: str, buffering: str) -
     assert (finished.returncode, finished.stderr) == (2, told)
 
 
+def test_mistake_that_is_not_read_keeps_its_exit_code() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aionn", "run", "absent.tflite"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(RUN_S_MAX) == 2
+
+
 def test_closed_streams_are_no_mistake_and_lend_their_numbers_to_no_file() -> None:
     """A file that were opened as number 1 would get what is printed."""
     script = "from aionn.cli.main import main; main()"

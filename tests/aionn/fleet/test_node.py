@@ -40,6 +40,7 @@ from aionn.hal import (
     RequestArgument,
 )
 from aionn.models.builder import GraphBuilder
+from aionn.service.host.draining import EXIT_STATUS, DrainState
 from aionn.testing import models
 from fences import SyncFence
 from tests.aionn.fleet.conftest import START_S_MAX, Served, serving
@@ -267,6 +268,23 @@ async def test_drain_answers_what_was_accepted_and_ends_all_processes() -> None:
         with pytest.raises((DeadObject, DeviceUnavailable)):
             await prepared.execute_synchronously(Sum().request)
         await device.aclose()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [1, 2])
+def test_signalled_node_leaves_no_folder(
+    signals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with serving() as served:
+        assert list(tmp_path.iterdir()) != []
+        for _ in range(signals):
+            served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(START_S_MAX) in (
+            EXIT_STATUS[DrainState.DRAINED],
+            EXIT_STATUS[DrainState.STOPPED],
+        )
+        assert list(tmp_path.iterdir()) == []
 
 
 async def test_clients_are_freed_when_they_leave(served: Served) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import socket
 import threading
@@ -208,6 +209,25 @@ def test_clients_that_send_no_whole_request_delay_no_other(
     assert silent[0].recv(1) == b"", "the oldest has been closed for a further one"
     silent[-1].sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert silent[-1].recv(12) == b"HTTP/1.1 200"
+    for sock in silent:
+        sock.close()
+
+
+def test_whole_request_is_not_displaced_by_silent_clients(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scraping, "REQUEST_S_MAX", 3600.0)
+    monkeypatch.setattr(scraping, "COLLECT_S_MAX", 3600.0)
+    calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+    served.in_loop = calls.put
+    with served.connect() as asking:
+        asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        collect = calls.get(timeout=LIMIT_S)
+        silent = [served.connect() for _ in range(3 * scraping.CONNECTIONS_MAX)]
+        assert served.get("/ready") == (200, "ready\n"), "all of them have been accepted"
+        assert silent[0].recv(1) == b"", "the oldest without a request has been closed"
+        collect()
+        assert asking.recv(12) == b"HTTP/1.1 200"
     for sock in silent:
         sock.close()
 

@@ -23,6 +23,7 @@ from aionn.reports.terminal import (
     printable,
     progress_bar,
     table_lines,
+    tell_line,
 )
 
 WORDS = [
@@ -232,6 +233,50 @@ def test_progress_is_drawn_on_a_terminal_alone() -> None:
     # The captured streams of a test are no terminals.
     with progress_bar("bench") as show, live_lines() as show_lines:
         assert show is None and show_lines is None
+
+
+@pytest.mark.parametrize("reader", ["gone", "stopped", "full disk", "reading"])
+def test_line_about_work_is_dropped_where_it_is_not_taken(reader: str) -> None:
+    reading, writing = os.pipe()
+    if reader == "gone":
+        os.close(reading)
+    elif reader == "stopped":
+        os.set_blocking(writing, False)
+        while True:
+            try:
+                os.write(writing, bytes(4096))
+            except BlockingIOError:
+                break
+        os.set_blocking(writing, True)
+    elif reader == "full disk":
+        with open("/dev/full", "wb") as full:
+            os.dup2(full.fileno(), writing)
+    with open(writing, "w", encoding="ascii") as stream:  # Closing fails if something is left in the buffer.
+        tell_line("gr\u00fcn", lead="serving:", stream=stream)
+        if reader == "reading":
+            assert os.read(reading, 100) == b"serving: gr\\xfcn\n"
+    if reader != "gone":
+        os.close(reading)
+
+
+@pytest.mark.parametrize("shows", ["bar", "lines"])
+def test_progress_ends_quietly_with_its_terminal(shows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    main, terminal = pty.openpty()
+    with open(terminal, "w", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        if shows == "bar":
+            with progress_bar("bench") as show:
+                assert show is not None
+                os.close(main)
+                show("bench", 1, 2)
+        else:
+            with live_lines() as show_lines:
+                assert show_lines is not None
+                os.close(main)
+                show_lines(lambda width: ["a line"])
+        monkeypatch.undo()
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), stream.fileno())
 
 
 PROGRAM = """

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -183,6 +186,68 @@ def test_cut_off_trace_is_added_up_without_its_last_line(tmp_path: Path) -> None
         "[\n" + event("LR_PE", 0, 1) + ",\n" + event("LR_PE", 1, 2) + ",\n" + event("LR_PE", 2, 3)[:20]
     )
     assert summarize(read_trace(path)).executions == 2
+
+
+@contextlib.contextmanager
+def full_disk(path: Path, room: int) -> Iterator[None]:
+    """Files can grow by no more than ``room`` bytes beyond the size of one of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("has_room_again", [True, False])
+def test_trace_on_a_full_disk_is_whole(has_room_again: bool, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    start_tracing(path, process="test")
+    with section("LR_PE", "before"):
+        pass
+    with full_disk(path, 30):
+        for _ in range(3):
+            with section("LR_PE", "cut"):
+                pass
+        assert not path.read_bytes().endswith(b",\n"), "a line was cut off"
+        if not has_room_again:
+            end_trace(path)
+    if has_room_again:
+        with section("LR_PE", "after"):
+            pass
+        end_trace(path)
+    found = [e["name"] for e in msgspec.json.decode(path.read_bytes()) if e["ph"] == "X"]
+    assert found == [
+        f"[NN_LR_PE]{name}" for name in ("before", *(("cut", "after") if has_room_again else ()))
+    ]
+
+
+def test_lines_between_parts_of_others_are_added_up(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    whole = event("LR_PE", 0, 1)
+    path.write_text(f"[\n{whole},\n{whole[:20]}{whole},\n{whole},\n{whole}\n]\n")
+    assert len(read_trace(path)) == 3
+
+
+def test_forked_child_does_not_trace_to_the_file_of_its_parent(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    program = """
+import os, sys
+from aionn.observability.tracing import is_tracing, section
+from aionn.runtime.traces import begin_trace
+begin_trace(None)
+with section("LR_PE", "parent"):
+    child = os.fork()
+    if child == 0:
+        begin_trace(None)
+        with section("LR_PE", "child"):
+            sys.exit(int(is_tracing()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    environment = {**os.environ, TRACE_VARIABLE: str(path), "PYTHONPATH": os.getcwd()}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
+    found = [e["name"] for e in msgspec.json.decode(path.read_bytes()) if e["ph"] == "X"]
+    assert found == ["[NN_LR_PE]parent"]
 
 
 @pytest.mark.parametrize(

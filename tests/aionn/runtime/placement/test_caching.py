@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import gc
 import os
 import shutil
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 import aionn
+from aionn.drivers.kit import caching as kit_caching
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import CacheFileCounts, ExecutionPreference, Model, OperationType, Priority
-from aionn.runtime.placement.caching import derive_token, file_names
+from aionn.runtime.placement.caching import _Writing, derive_token, file_names
 from aionn.testing.models import chain
 from tests.support.split import PickyDevice, SplitDevice
 
@@ -323,3 +331,59 @@ async def test_directory_that_cannot_be_written_is_one_warning(
         assert len((await runtime.compile(model, cache_dir=path)).steps) == 2
     (record,) = (record for record in caplog.records if record.levelname == "WARNING")
     assert record.name == "aionn.compilation" and str(path) in record.getMessage()
+
+
+def opened_path(fd: str) -> str:
+    """The path of an open file; empty if it has been closed meanwhile."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:
+        return ""
+
+
+@pytest.mark.parametrize("step", ["begin", "keep"])
+async def test_cancelled_task_leaves_neither_descriptors_nor_new_files(
+    step: str, runtime: aionn.Runtime, cache: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task is cancelled while the thread works on the files."""
+    real = getattr(_Writing, step)
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def work(writing: _Writing) -> object:
+        reached.set()
+        assert goes_on.wait(60)
+        return real(writing)
+
+    monkeypatch.setattr(_Writing, step, work)
+    task = asyncio.create_task(runtime.compile(digits, cache_dir=cache))
+    await anyio.to_thread.run_sync(reached.wait)
+    task.cancel()
+    await anyio.lowlevel.checkpoint()
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [path.name for path in cache.iterdir() if "." in path.name] == []
+    del task
+    gc.collect()
+    left = [opened_path(fd) for fd in os.listdir("/proc/self/fd")]
+    assert not [name for name in left if str(cache) in name]
+
+
+async def test_file_that_a_driver_cannot_write_is_a_warning(
+    runtime: aionn.Runtime,
+    cache: Path,
+    digits: Path,
+    silence: Values,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """New files can be created, and no content written: the disk is full."""
+
+    def full(fd: int, data: memoryview, offset: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(kit_caching, "_write", full)
+    await check(await runtime.compile(digits, cache_dir=cache), silence)
+    (record,) = (record for record in caplog.records if "is not saved: No space" in record.getMessage())
+    assert record.levelname == "WARNING"
+    assert not any(path.stat().st_size for path in cache.iterdir() if path.name[-1] != "0"), "the plan alone"

@@ -351,6 +351,7 @@ class EndlessModel(SkeletonModel):
     def run(self, inputs, outputs, control):
         pathlib.Path("begun").touch()
         threading.Event().wait()
+        return super().run(inputs, outputs, control)
 
 class EndlessDevice(SkeletonDevice):
     def prepare(self, model, *, preference, priority, deadline_ns):
@@ -384,6 +385,43 @@ async def test_second_sigterm_ends_the_process_with_status_143_in_the_middle_of_
                 assert await anyio.to_thread.run_sync(server.wait) == EXIT_STATUS[DrainState.STOPPED] == 143
                 with pytest.raises(DeadObject):
                     await execution
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("are_accepted", [True, False])
+async def test_drain_does_not_depend_on_the_readers_of_its_lines(are_accepted: bool, tmp_path: Path) -> None:
+    """Nobody reads what the server prints. An accepted execution ends, or is cut off at the limit."""
+    (tmp_path / "endless.py").write_text(
+        ENDLESS.replace(".Event().wait()", f".Event().wait({1 if are_accepted else None})")
+    )
+    path = tmp_path / "s.sock"
+    command = [sys.executable, "-P", "-m", "aionn", "serve", "endless:EndlessDevice", "--socket", str(path)]
+    within = "20" if are_accepted else "0.1"
+    server = subprocess.Popen(
+        [*command, "--drain-within", within], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert server.stdout is not None and server.stderr is not None
+    server.stdout.close()
+    server.stderr.close()
+    try:
+        with anyio.fail_after(LIMIT_S):
+            while not path.exists():
+                await anyio.sleep(0.01)
+            async with aionn.open(drivers=[], sockets=[path]) as runtime:
+                execution = (await runtime.compile(doubled_model())).execute_fenced([np.ones(1, np.float32)])
+                while not (tmp_path / "begun").exists():
+                    await anyio.sleep(0.01)
+                server.send_signal(signal.SIGTERM)
+                if are_accepted:
+                    await execution
+                else:
+                    with pytest.raises(DeadObject):
+                        await execution
+                state = DrainState.DRAINED if are_accepted else DrainState.CUT_OFF
+                assert await anyio.to_thread.run_sync(server.wait) == EXIT_STATUS[state]
     finally:
         server.kill()
         server.wait()
