@@ -11,6 +11,7 @@ Invariants:
 3. A cancelled waiter takes away its own future and nothing else; the last one to leave takes away the registration.
 4. A closed loop does not affect other loops: its futures are dead, all other waiters are woken as usual.
 5. Nothing here reads a loop's clock, so a loop with virtual time behaves as any other.
+6. A forked child leaves the registrations of its parent's loops as they are, however it ends.
 """
 
 from __future__ import annotations
@@ -24,11 +25,23 @@ import time
 from asyncio import _get_running_loop
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from fences.descriptor import Port
 
 POLL_MS_MAX = 2**31 - 1
 """The longest sleep ``poll`` takes; longer ones are slept in pieces."""
+
+_separated: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+
+def separate_at_fork(loop: asyncio.AbstractEventLoop) -> None:
+    """Have forked children get an empty epoll instance of their own for a loop of asyncio. Idempotent.
+
+    A fork copies the number of the instance alone: the child's copy of the loop removes descriptors when its tasks are
+    cancelled and when it is closed, and would remove them from the parent's instance.
+    """
+    _separated.add(loop)
 
 
 class Waitable(Protocol):
@@ -55,7 +68,7 @@ class LoopWaiters:
         pinned: Dependants without a future rely on this registration, so it stays until the fence finishes.
     """
 
-    __slots__ = ("_fence", "_futures", "_number", "_port", "loop", "pinned")
+    __slots__ = ("_fence", "_futures", "_number", "_port", "_process", "loop", "pinned")
 
     def __init__(self, fence: Waitable, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -64,6 +77,7 @@ class LoopWaiters:
         self._futures: dict[asyncio.Future[None], None] = {}
         self._port: Port | None = None
         self._number = -1
+        self._process = -1
 
     def __len__(self) -> int:
         return len(self._futures)
@@ -79,6 +93,8 @@ class LoopWaiters:
                 return
             self._number = number
             self._port = port
+            self._process = os.getpid()
+            separate_at_fork(self.loop)
             try:
                 self.loop.add_reader(self._number, self._fence._poll_descriptor)
             except BaseException:
@@ -90,7 +106,8 @@ class LoopWaiters:
         """Take the descriptor out of the loop. Idempotent."""
         port, self._port = self._port, None
         if port is not None:
-            if not self.loop.is_closed():
+            # Not in a forked child: only loops of asyncio are separated there.
+            if not self.loop.is_closed() and self._process == os.getpid():
                 self.loop.remove_reader(self._number)
             port.release()
 
@@ -325,6 +342,12 @@ def _after_fork_in_child() -> None:
     # The thread, and every loop that was running, belong to the parent. The child's copy of the event descriptor stays open:
     # closing a number here is safe, since the table of descriptors was copied.
     global _watcher
+    for loop in list(_separated):
+        selector = getattr(loop, "_selector", None)  # None in a loop of uvloop.
+        if hasattr(selector, "fileno") and not loop.is_closed():
+            with select.epoll() as own:
+                os.dup2(own.fileno(), selector.fileno(), inheritable=False)
+    _separated.clear()
     waking = _watcher._waking if _watcher._thread is not None else -1
     _watcher = _Watcher()
     if waking >= 0:
