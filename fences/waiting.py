@@ -12,12 +12,14 @@ Invariants:
 4. A closed loop does not affect other loops: its futures are dead, all other waiters are woken as usual.
 5. Nothing here reads a loop's clock, so a loop with virtual time behaves as any other.
 6. A forked child leaves the registrations of its parent's loops as they are, however it ends.
+7. The background thread continues whatever a callback raises, and logs what would end a program.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import threading
@@ -315,7 +317,7 @@ class _Watcher:
             with self._lock:
                 watched = list(self._watched.items())
             for number, (fence, port) in watched:
-                if fence._poll_descriptor():
+                if self._is_over(fence):
                     with self._lock:
                         del self._watched[number]
                     port.release()
@@ -334,8 +336,19 @@ class _Watcher:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._waking)
 
+    def _is_over(self, fence: Waitable) -> bool:
+        """Whether a fence is not to be watched any longer."""
+        try:
+            return fence._poll_descriptor()
+        except (
+            BaseException
+        ):  # Also what ends a program: raised by a callback, it would end the watching of all other fences.
+            _logger.exception("a callback of %r raised", fence)
+            return True
+
 
 _watcher = _Watcher()
+_logger = logging.getLogger("fences")
 
 
 def _after_fork_in_child() -> None:
