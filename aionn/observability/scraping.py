@@ -10,7 +10,8 @@ Invariants:
 2. A connection is closed after ``REQUEST_S_MAX``, whatever its client does. Neither a request that is not whole yet, nor an answer
    that is not read, nor an event loop that is blocked delays another connection: there are ``CONNECTIONS_MAX``, and the oldest is
    closed for a further one.
-3. Writing the text lets other threads have the interpreter's lock every ``exposition.PART_LINES`` lines.
+3. A forked child has no copy of the listener and of the connections.
+4. Writing the text lets other threads have the interpreter's lock every ``exposition.PART_LINES`` lines.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -218,6 +220,7 @@ class MetricsServer:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{port}/metrics"
         self._listener.setblocking(False)
+        _servers.add(self)
         self._connections: dict[socket.socket, _Connection] = {}
         self._collection: _Collection | None = None
         self._closed = threading.Event()
@@ -420,3 +423,16 @@ class MetricsServer:
             parts.append(part.encode())
             select.select((), (), (), 0)  # Releases the interpreter's lock, for which a frame may wait.
         return b"".join(parts)
+
+
+_servers: weakref.WeakSet[MetricsServer] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for server in list(_servers):
+        for sock in (server._listener, *server._connections):
+            sock.close()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
