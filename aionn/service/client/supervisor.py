@@ -30,6 +30,7 @@ import msgspec
 from aionn.errors import DeviceUnavailable
 from aionn.observability.log_tags import LOG_VARIABLE, chosen_tags
 from aionn.observability.tracing import TRACE_VARIABLE, trace_path
+from aionn.platform.forking import close_at_fork
 from aionn.platform.loops import finish
 from aionn.platform.python_process import python_command, python_environment
 from aionn.realtime import Scheduling
@@ -120,6 +121,7 @@ class DriverProcess:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as e:
             raise DeviceUnavailable(f"device {name!r}: no descriptors for its socket: {e.strerror}") from e
+        close_at_fork(ours, theirs)
         started: list[DriverProcess] = []
 
         async def start() -> None:
