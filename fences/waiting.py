@@ -357,9 +357,10 @@ def _after_fork_in_child() -> None:
     global _watcher
     for loop in list(_separated):
         selector = getattr(loop, "_selector", None)  # None in a loop of uvloop.
-        if hasattr(selector, "fileno") and not loop.is_closed():
+        fileno = getattr(selector, "fileno", None)
+        if fileno is not None and not loop.is_closed():
             with select.epoll() as own:
-                os.dup2(own.fileno(), selector.fileno(), inheritable=False)
+                os.dup2(own.fileno(), fileno(), inheritable=False)
     _separated.clear()
     waking = _watcher._waking if _watcher._thread is not None else -1
     _watcher = _Watcher()
