@@ -8,7 +8,8 @@ still ahead cost anything.
 
 Invariants:
 1. The value never falls, and a point once reached stays reached, also when the timeline fails later.
-2. State is kept for pending points that have a fence, and for nothing else: a million points passed leave one integer.
+2. State is kept for pending points that have a fence, and for at most as many that were closed: a million points passed leave one
+   integer.
 3. A failure is final and reaches every fence at a point ahead of the value, those made later too.
 4. No lock is held while waiters of the fences run.
 """
@@ -62,7 +63,7 @@ class Timeline:
         self._advanced_at_ns: int | None = self._clock()  # None while a chain is moving it.
         self._failure: Failure | None = None
         self._pending: dict[int, PointFence] = {}
-        self._heap: list[int] = []  # The keys of `_pending`, each once.
+        self._heap: list[int] = []  # The keys of `_pending`, and at most as many points that were forgotten.
 
     @property
     def name(self) -> str:
@@ -159,7 +160,10 @@ class Timeline:
         with self._lock:
             self._value = max(self._value, point)
             while self._heap and self._heap[0] <= point:
-                reached.append(self._pending.pop(heapq.heappop(self._heap)))
+                fence = self._pending.pop(heapq.heappop(self._heap), None)
+                if fence is not None:
+                    reached.append(fence)
+            self._drop_forgotten()
         if reached:
             finish_together(reached, self._clock() if at_ns is None else at_ns)
 
@@ -168,7 +172,7 @@ class Timeline:
             if self._failure is not None:
                 raise FenceStateError(f"cannot fail {self.name} twice: {self._failure.message}")
             self._failure = failure
-            ahead: list[SyncFence] = [self._pending[point] for point in sorted(self._heap)]
+            ahead: list[SyncFence] = [self._pending[point] for point in sorted(self._pending)]
             self._pending.clear()
             self._heap.clear()
         if ahead:
@@ -178,8 +182,12 @@ class Timeline:
         with self._lock:
             if self._pending.get(fence.point) is fence:
                 del self._pending[fence.point]
-                self._heap.remove(fence.point)
-                heapq.heapify(self._heap)
+                self._drop_forgotten()
+
+    def _drop_forgotten(self) -> None:
+        """Drop the points that were forgotten, once they are half of the heap: not each by itself, which would search it."""
+        if len(self._heap) > 2 * len(self._pending):
+            self._heap = sorted(self._pending)
 
 
 class PointFence(SyncFence):

@@ -11,12 +11,15 @@ Invariants:
 3. A cancelled waiter takes away its own future and nothing else; the last one to leave takes away the registration.
 4. A closed loop does not affect other loops: its futures are dead, all other waiters are woken as usual.
 5. Nothing here reads a loop's clock, so a loop with virtual time behaves as any other.
+6. A forked child leaves the registrations of its parent's loops as they are, however it ends.
+7. The background thread continues whatever a callback raises, and logs what would end a program.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import threading
@@ -24,11 +27,23 @@ import time
 from asyncio import _get_running_loop
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from fences.descriptor import Port
 
 POLL_MS_MAX = 2**31 - 1
 """The longest sleep ``poll`` takes; longer ones are slept in pieces."""
+
+_separated: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+
+def separate_at_fork(loop: asyncio.AbstractEventLoop) -> None:
+    """Have forked children get an empty epoll instance of their own for a loop of asyncio. Idempotent.
+
+    A fork copies the number of the instance alone: the child's copy of the loop removes descriptors when its tasks are
+    cancelled and when it is closed, and would remove them from the parent's instance.
+    """
+    _separated.add(loop)
 
 
 class Waitable(Protocol):
@@ -55,7 +70,7 @@ class LoopWaiters:
         pinned: Dependants without a future rely on this registration, so it stays until the fence finishes.
     """
 
-    __slots__ = ("_fence", "_futures", "_number", "_port", "loop", "pinned")
+    __slots__ = ("_fence", "_futures", "_number", "_port", "_process", "loop", "pinned")
 
     def __init__(self, fence: Waitable, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -64,6 +79,7 @@ class LoopWaiters:
         self._futures: dict[asyncio.Future[None], None] = {}
         self._port: Port | None = None
         self._number = -1
+        self._process = -1
 
     def __len__(self) -> int:
         return len(self._futures)
@@ -79,6 +95,8 @@ class LoopWaiters:
                 return
             self._number = number
             self._port = port
+            self._process = os.getpid()
+            separate_at_fork(self.loop)
             try:
                 self.loop.add_reader(self._number, self._fence._poll_descriptor)
             except BaseException:
@@ -90,7 +108,8 @@ class LoopWaiters:
         """Take the descriptor out of the loop. Idempotent."""
         port, self._port = self._port, None
         if port is not None:
-            if not self.loop.is_closed():
+            # Not in a forked child: only loops of asyncio are separated there.
+            if not self.loop.is_closed() and self._process == os.getpid():
                 self.loop.remove_reader(self._number)
             port.release()
 
@@ -298,7 +317,7 @@ class _Watcher:
             with self._lock:
                 watched = list(self._watched.items())
             for number, (fence, port) in watched:
-                if fence._poll_descriptor():
+                if self._is_over(fence):
                     with self._lock:
                         del self._watched[number]
                     port.release()
@@ -317,14 +336,32 @@ class _Watcher:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._waking)
 
+    def _is_over(self, fence: Waitable) -> bool:
+        """Whether a fence is not to be watched any longer."""
+        try:
+            return fence._poll_descriptor()
+        except (
+            BaseException
+        ):  # Also what ends a program: raised by a callback, it would end the watching of all other fences.
+            _logger.exception("a callback of %r raised", fence)
+            return True
+
 
 _watcher = _Watcher()
+_logger = logging.getLogger("fences")
 
 
 def _after_fork_in_child() -> None:
     # The thread, and every loop that was running, belong to the parent. The child's copy of the event descriptor stays open:
     # closing a number here is safe, since the table of descriptors was copied.
     global _watcher
+    for loop in list(_separated):
+        selector = getattr(loop, "_selector", None)  # None in a loop of uvloop.
+        fileno = getattr(selector, "fileno", None)
+        if fileno is not None and not loop.is_closed():
+            with select.epoll() as own:
+                os.dup2(own.fileno(), fileno(), inheritable=False)
+    _separated.clear()
     waking = _watcher._waking if _watcher._thread is not None else -1
     _watcher = _Watcher()
     if waking >= 0:

@@ -26,6 +26,7 @@ class LoopWatch(Watch):
         super().__init__(loop, fd, reader)
         self.loop = loop
         self.thread = threading.get_ident()
+        self._process = os.getpid()
         loop.add_reader(self.poll_fd, self._readable)
 
     def cancel(self, msg: object = None) -> bool:
@@ -37,7 +38,8 @@ class LoopWatch(Watch):
         if taken is None:
             return False
         callback, context, queue = taken
-        queue._disarm(self.reader)
+        if self._process == os.getpid():  # A forked child's task ends; that of the parent still waits.
+            queue._disarm(self.reader)
         self.loop.call_soon(callback, self, context=context)
         return True
 
@@ -63,7 +65,7 @@ class LoopWatch(Watch):
         os.close(fd)
 
     def leave(self) -> None:
-        """Lets go of the eventfd, and of the slices' timer."""
-        if not self.loop.is_closed():
+        """Lets go of the eventfd, and of the slices' timer. A forked child leaves the loop as it is."""
+        if not self.loop.is_closed() and self._process == os.getpid():
             self.loop.remove_reader(self.poll_fd)
         self._leave()

@@ -8,8 +8,8 @@ interrupted.
 
 from __future__ import annotations
 
-import errno
 import contextlib
+import errno
 import os
 import resource
 import sys

@@ -10,7 +10,8 @@ Invariants:
 2. A connection is closed after ``REQUEST_S_MAX``, whatever its client does. Neither a request that is not whole yet, nor an answer
    that is not read, nor an event loop that is blocked delays another connection: there are ``CONNECTIONS_MAX``, and the oldest is
    closed for a further one: of those without a whole request, if there is one.
-3. Writing the text lets other threads have the interpreter's lock every ``exposition.PART_LINES`` lines.
+3. A forked child has no copy of the listener and of the connections.
+4. Writing the text lets other threads have the interpreter's lock every ``exposition.PART_LINES`` lines.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import NamedTuple
 from aionn.errors import InvalidArgument, ResourceExhausted
 from aionn.observability.access import Access, is_loopback
 from aionn.observability.exposition import CONTENT_TYPE, Family, Sample, exposition_parts
+from aionn.platform.forking import close_at_fork
 
 __all__ = ["PORT", "MetricsServer", "Source", "metrics_place"]
 
@@ -218,6 +220,7 @@ class MetricsServer:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{port}/metrics"
         self._listener.setblocking(False)
+        close_at_fork(self._listener)
         self._connections: dict[socket.socket, _Connection] = {}
         self._collection: _Collection | None = None
         self._closed = threading.Event()
@@ -299,6 +302,7 @@ class MetricsServer:
             except OSError:
                 self._closed.wait(RETRY_S)  # No descriptor is left; later one is.
                 return
+            close_at_fork(sock)
             sock.setblocking(False)
             if len(self._connections) >= CONNECTIONS_MAX:
                 self._drop(self._displaced())

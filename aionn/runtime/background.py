@@ -30,6 +30,7 @@ from aionn.hal import Launch
 from aionn.platform.loops import Home, finish
 from aionn.realtime import PageLocks
 from fences import FenceStatus, SyncFence
+from fences.waiting import separate_at_fork
 
 __all__ = ["Background", "Cancelled", "Task", "Waiter", "failure_of", "is_running"]
 
@@ -126,6 +127,7 @@ class Background:
         started = anyio.Event()
         self._loop = asyncio.get_running_loop()
         self.home = Home()
+        separate_at_fork(self._loop)
         self._host = asyncio.create_task(self._run(started), name="aionn-runtime")
         self._host.add_done_callback(lambda _: on_end())
         # One loop turn. Cancelled in it or not, ``aclose`` ends the host.

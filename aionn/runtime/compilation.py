@@ -465,7 +465,10 @@ class Compilation:
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.aclose()
+        if (
+            value is None or self._background.home.is_here
+        ):  # A forked child leaves with an error of its own: that counts.
+            await self.aclose()
 
     def _repr_html_(self) -> str:
         from aionn.reports.notebooks import compilation_html

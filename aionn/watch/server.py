@@ -35,6 +35,7 @@ import numpy.typing as npt
 from aionn.errors import DeviceUnavailable, GeneralFailure, InvalidArgument
 from aionn.media.live.readable import until_readable
 from aionn.observability.access import is_loopback
+from aionn.platform.forking import close_at_fork
 from aionn.platform.loops import finish
 from aionn.platform.python_process import python_command, python_environment
 from aionn.watch.collector import Collector
@@ -114,6 +115,7 @@ class WatchPage:
         with _listener(self._address, self._port) as listener:
             port = listener.getsockname()[1]
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            close_at_fork(listener, ours, theirs)
             self._link = ours
             ours.setblocking(False)
             try:

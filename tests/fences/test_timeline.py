@@ -179,3 +179,33 @@ def test_awaiting_points_in_a_loop(run):
             await fences.merge([timeline.fence(8), timeline.fence(9)])
 
     run(main())
+
+
+def test_closed_points_are_dropped_together():
+    timeline = Timeline("line")
+    points = [timeline.fence(point) for point in range(1, 1001)]
+    copies = 0
+    before = timeline._heap
+    for count, fence in enumerate(points, 1):
+        fence.close()
+        assert timeline.pending_count == 1000 - count
+        assert len(timeline._heap) <= 2 * timeline.pending_count
+        if timeline._heap is not before:
+            before = timeline._heap
+            copies += 1
+    assert copies <= 11, "the heap is copied when it has halved"
+
+
+def test_point_that_was_closed_and_asked_for_again_is_signalled_once():
+    timeline = Timeline("line")
+    kept = [timeline.fence(point) for point in (1, 3)]
+    timeline.fence(2).close()
+    again = timeline.fence(2)
+    timeline.advance(2)
+    assert [fence.status for fence in (kept[0], again, kept[1])] == [
+        FenceStatus.SIGNALLED,
+        FenceStatus.SIGNALLED,
+        FenceStatus.PENDING,
+    ]
+    timeline.fail("over")
+    assert kept[1].status == FenceStatus.FAILED and timeline.pending_count == 0

@@ -568,3 +568,22 @@ def test_tasks_awaiting_while_another_thread_signals_all_wake(run, eager_switchi
                 fence.close()
 
     run(main())
+
+
+def test_background_thread_watches_on_after_a_callback_that_ends_a_program(caplog):
+    first, second = exported(), exported()
+    raised, called = threading.Event(), threading.Event()
+
+    def leave(_):
+        raised.set()
+        sys.exit(1)
+
+    first[1].add_callback(leave)
+    second[1].add_callback(lambda _: called.set())
+    first[0].signal()
+    assert raised.wait(30)
+    second[0].signal()
+    assert called.wait(30)
+    assert "a callback of" in caplog.text
+    for fence in (*first, *second):
+        fence.close()

@@ -221,6 +221,29 @@ def test_a_second_task_on_the_same_side_is_refused(make: Make, run: Any) -> None
     run(main())
 
 
+def test_an_await_goes_on_after_a_forked_child_has_ended_its_copy(make: Make, join: Any, run: Any) -> None:
+    queue = make(1, 4096)
+    reader = join(queue)
+
+    async def main() -> None:
+        task = asyncio.create_task(fmq.aio.read_message(reader))
+        await asleep(reader)
+        await asyncio.sleep(0.01)  # uvloop registers at the end of a turn.
+        child = os.fork()
+        if child == 0:
+            watch = reader._watches[True]
+            watch.cancel()
+            watch.leave()
+            os._exit(0)
+        os.waitpid(child, 0)  # noqa: ASYNC222  The child ends immediately.
+        wakes = queue.statistics().wake_count
+        await fmq.aio.write_message(queue, b"after")
+        assert queue.statistics().wake_count == wakes + 1, "the reader still counts as asleep"
+        assert await task == b"after"
+
+    run(main())
+
+
 def test_closing_ends_an_await(make: Make, join: Any, run: Any) -> None:
     queue = make(1, 256)
 

@@ -207,7 +207,10 @@ class Burst:
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.aclose()
+        if (
+            value is None or self._background.home.is_here
+        ):  # A forked child leaves with an error of its own: that counts.
+            await self.aclose()
 
     def statistics(self) -> BurstStatistics:
         """Counts of its buffers, and of those that use them."""

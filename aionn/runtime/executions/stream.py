@@ -542,7 +542,10 @@ class Stream(AsyncIterator[StreamResult[_T]]):
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.cancel()
+        if (
+            value is None or self._home.is_here
+        ):  # A forked child leaves with an error of its own: that counts.
+            self.cancel()
 
     def statistics(self) -> StreamStatistics:
         """Counts so far."""

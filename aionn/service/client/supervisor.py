@@ -10,7 +10,8 @@ Invariants:
 3. Everything inherited is the one end of the socket pair and, with real time, a connection to the watchdog. Standard output and
    standard error go to a logger: a holder of a descriptor of the application's could set flags of it for both, so that the
    application's own output fails.
-4. The process is its own session: a terminal's Ctrl-C reaches the application alone.
+4. A forked child ends no process of its parent's, however it ends itself.
+5. The process is its own session: a terminal's Ctrl-C reaches the application alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import msgspec
 from aionn.errors import DeviceUnavailable
 from aionn.observability.log_tags import LOG_VARIABLE, chosen_tags
 from aionn.observability.tracing import TRACE_VARIABLE, trace_path
+from aionn.platform.forking import close_at_fork
 from aionn.platform.loops import finish
 from aionn.platform.python_process import python_command, python_environment
 from aionn.realtime import Scheduling
@@ -119,6 +121,7 @@ class DriverProcess:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as e:
             raise DeviceUnavailable(f"device {name!r}: no descriptors for its socket: {e.strerror}") from e
+        close_at_fork(ours, theirs)
         started: list[DriverProcess] = []
 
         async def start() -> None:
@@ -243,8 +246,12 @@ class DriverProcess:
         """Ends the process immediately; it is reaped by ``aclose``. Does nothing in a forked child: the process belongs to the
         parent.
         """
-        if self._process.returncode is None and os.getpid() == self._parent_pid:
+        if self._process.returncode is None and self._is_ours():
             self._kill()
+
+    def _is_ours(self) -> bool:
+        """Whether this process started it: a forked child has copies of the descriptors, and nothing else of it."""
+        return os.getpid() == self._parent_pid
 
     def _kill(self) -> None:
         # Not by the process object, which would reap one that has ended.
@@ -259,6 +266,11 @@ class DriverProcess:
             await finish(self._end())
 
     async def _end(self) -> None:
+        if not self._is_ours():
+            self._is_over = True
+            os.close(self._pidfd)
+            self._stderr.close()
+            return
         with anyio.move_on_after(END_S_MAX):
             await self.wait()
         if self._process.returncode is None:

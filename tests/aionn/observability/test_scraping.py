@@ -143,6 +143,23 @@ def served() -> Iterator[Served]:
     made.server.close()
 
 
+def test_forked_child_has_no_copy_of_the_listener(served: Served) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)  # Lives until the end of this test.
+        os._exit(0)
+    try:
+        served.server.close()
+        with pytest.raises(ConnectionRefusedError):
+            served.connect()
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)
+
+
 def test_metrics_and_readiness_are_served(served: Served) -> None:
     status, text = served.get("/metrics")
     assert (status, text) == (200, exposition(FAMILIES, some_samples()))

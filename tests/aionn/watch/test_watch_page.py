@@ -371,3 +371,14 @@ async def test_source_that_cannot_count_ends_neither_page_nor_stream(
             pass
         assert page.is_serving
     assert "the figures cannot be collected" in caplog.text
+
+
+async def test_forked_child_has_no_copy_of_the_link() -> None:
+    async with served() as (page, _):
+        assert page._link is not None
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if page._link.fileno() == -1 else 1)
+        _, status = os.waitpid(child, 0)  # noqa: ASYNC222  The child ends immediately.
+        assert status == 0
+        assert page.is_serving and (await get(page, f"/?{query(page)}"))[0] == 200

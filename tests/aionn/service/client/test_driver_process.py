@@ -378,6 +378,31 @@ async def test_process_of_another_is_not_killed_by_a_forked_child(background: Ba
         await process.aclose()
 
 
+async def test_child_that_is_forked_during_a_start_has_no_copy_of_the_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs: list[tuple[socket.socket, socket.socket]] = []
+    statuses: list[int] = []
+    make = socket.socketpair
+
+    def pair(*arguments: int) -> tuple[socket.socket, socket.socket]:
+        pairs.append(make(*arguments))
+        return pairs[-1]
+
+    def spawn(*_: object) -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if {each.fileno() for each in pairs[-1]} == {-1} else 1)
+        statuses.append(os.waitpid(child, 0)[1])
+        raise OSError("no process is started")
+
+    monkeypatch.setattr("aionn.service.client.supervisor.socket.socketpair", pair)
+    monkeypatch.setattr("aionn.service.client.supervisor._spawn", spawn)
+    with pytest.raises(aionn.DeviceUnavailable):
+        await DriverProcess.start("reference", "reference")
+    assert statuses == [0]
+
+
 async def test_driver_process_adds_to_the_trace_of_its_application(
     background: Background, tmp_path: Path
 ) -> None:
