@@ -193,24 +193,23 @@ def _weights(parts: _Parts) -> Iterator[int]:
             unfinished.append(part)
 
 
-def _closing(fds: Iterable[int]) -> _Parts:
+def _closing(fds: Sequence[int]) -> _Parts:
     """Closes descriptors such that it does not wait; those that can take long in a thread."""
-    fds = list(fds)
-    foreign, useless = kinds_of(fds)
-    elsewhere = foreign.union(useless)
-    if elsewhere:
-        close_apart(sorted(elsewhere))
-        yield len(elsewhere)
+    # What a file is would take a table of the kernel for each: it is closed by the thread in any case.
+    sockets: list[int] = []
+    others: list[int] = []
     for fd in fds:
-        if fd in elsewhere:
-            continue
-        if _is_strange_socket(fd):
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
-            try:
-                if _forget_lingering(sock) == socket.AF_UNIX:
-                    yield _emptying(sock)
-            finally:
-                sock.detach()
+        (sockets if _is_strange_socket(fd) else others).append(fd)
+    if others:
+        close_gently(others)
+        yield len(others)
+    for fd in sockets:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
+        try:
+            if _forget_lingering(sock) == socket.AF_UNIX:
+                yield _emptying(sock)
+        finally:
+            sock.detach()
         close_gently([fd])
         yield 1
 
