@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fences": set(),
     "fmq": set(),
     "aionn.errors": set(),
-    "aionn.observability": {"aionn.errors"},
+    "aionn.observability": {"aionn.errors", "aionn.platform"},
     "aionn.platform": {"aionn.errors", "fmq"},
     "aionn.hal": {"aionn.errors", "fences", "fmq"},
     "aionn.ops": {"aionn.hal", "aionn.errors"},

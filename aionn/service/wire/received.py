@@ -195,7 +195,7 @@ def _weights(parts: _Parts) -> Iterator[int]:
 
 def _closing(fds: Sequence[int]) -> _Parts:
     """Closes descriptors such that it does not wait; those that can take long in a thread."""
-    # What a file is would take a table of the kernel for each: it is closed by the thread in any case.
+    # Files are not distinguished by kind, which would take a table of the kernel for each: a thread closes them all.
     sockets: list[int] = []
     others: list[int] = []
     for fd in fds:
