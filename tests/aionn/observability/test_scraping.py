@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -223,7 +224,8 @@ def test_clients_that_send_no_whole_request_delay_no_other(
     for sock in silent[::2]:
         sock.sendall(b"GET /ready HTTP/1.1\r\n")
     assert served.get("/ready") == (200, "ready\n")
-    assert silent[0].recv(1) == b"", "the oldest has been closed for a further one"
+    with contextlib.suppress(ConnectionResetError):  # It is closed with its half of a request unread.
+        assert silent[0].recv(1) == b"", "the oldest has been closed for a further one"
     silent[-1].sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert silent[-1].recv(12) == b"HTTP/1.1 200"
     for sock in silent:

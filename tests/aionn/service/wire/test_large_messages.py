@@ -29,6 +29,7 @@ from aionn.hal import (
 )
 from aionn.hal.operand import ChannelQuant
 from aionn.models.builder import GraphBuilder
+from aionn.scheduler.worker_turns import _Call
 from aionn.service.wire import channel as channel_module
 from aionn.service.wire import large as large_module
 from aionn.service.wire import load as load_module
@@ -383,10 +384,15 @@ async def test_processes_take_turns_at_copies_whatever_their_number_of_connectio
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     copy, may_end = channel_module.read_parts, threading.Event()
-    order: list[int] = []
+    start = _Call.start
+    order: list[int] = []  # Of their starts: threads that began together may run in another order.
+    peers = Peers()
+
+    def recorded(call: Any) -> None:
+        order.append(1 if call.owner.process is peers.of(1) else 2)
+        start(call)
 
     def halting(stands_for: Any, fds: Any) -> Any:
-        order.append(stands_for.id)
         assert may_end.wait(WAIT_S_MAX)
         return copy(stands_for, fds)
 
@@ -394,9 +400,8 @@ async def test_processes_take_turns_at_copies_whatever_their_number_of_connectio
         return SupportedOperationsReply((True,))
 
     monkeypatch.setattr(channel_module, "read_parts", halting)
-    peers = Peers()
+    monkeypatch.setattr(_Call, "start", recorded)
     copies_max = channel_module.COPIES_AT_ONCE_MAX
-    # Threads that began together may run in another order.
     processes = [1] * (10 * copies_max) + [2]
     messages = {process: encode(Call(process, SupportedOperations(chain(1000)))) for process in (1, 2)}
     async with anyio.create_task_group() as tasks:
@@ -419,7 +424,7 @@ async def test_processes_take_turns_at_copies_whatever_their_number_of_connectio
                 while any(channel.received_count == 0 for channel in channels):
                     await anyio.sleep(0.005)
             tasks.cancel_scope.cancel()
-    assert sorted(order) == processes and order.index(2) <= 5 * copies_max
+    assert order.index(2) <= 2 * copies_max
     for channel in channels:
         channel.release()
 
