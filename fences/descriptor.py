@@ -309,13 +309,13 @@ def import_port(fd: int, *, reads_record: bool = True) -> Port:
 
     Raises:
         TypeError: ``fd`` is not an int.
-        NotAFenceError: it is not a descriptor of a fence: a negative number, a file, a directory, an eventfd, any other socket.
+        NotAFenceError: it is not a descriptor of a fence: an impossible number, a file, a directory, an eventfd, another socket.
         OSError: EBADF, it is closed; EMFILE, no descriptor is free. Nothing is left open.
     """
     if not isinstance(fd, int) or isinstance(fd, bool):
         raise TypeError(f"fence descriptor: expected an int, got {type(fd).__name__}")
-    if fd < 0:
-        raise NotAFenceError(f"fence descriptor: expected a number of 0 or more, got {fd}")
+    if not 0 <= fd < 1 << 31:  # The kernel's numbers are of C's int.
+        raise NotAFenceError(f"fence descriptor: expected a number from 0 to {(1 << 31) - 1}, got {fd}")
     mode = os.fstat(fd).st_mode
     if not stat.S_ISSOCK(mode):
         raise NotAFenceError(f"descriptor {fd}: expected the socket of a fence, got a {_kind_of(mode)}")

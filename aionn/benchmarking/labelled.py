@@ -30,7 +30,8 @@ from aionn.errors import InvalidArgument
 from aionn.hal import Operand, operand_dtype
 from aionn.media import LogMel, audio_file, video_file
 from aionn.media.pyav import open_container
-from aionn.platform.files import TEXT_BYTES_MAX, check_regular, read_regular
+from aionn.platform.arrays import read_array
+from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 
 __all__ = ["Sample", "check_sample", "find_samples", "load_array", "read_sample"]
 
@@ -197,16 +198,12 @@ def load_array(path: Path, *, is_mapped: bool = False) -> Array:
         is_mapped: Read the header alone; the numbers come from the file when they are asked for.
 
     Raises:
-        InvalidArgument: It is not a .npy file.
+        InvalidArgument: It is not a .npy file of numbers.
+        ResourceExhausted: The array does not fit into memory.
     """
-    check_regular(path, "labelled data")
-    try:
-        array: Array = np.load(path, allow_pickle=False, mmap_mode="r" if is_mapped else None)
-    except (OSError, ValueError, EOFError) as e:
-        raise InvalidArgument(f"labelled data {path}: expected an array: {e}") from e
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-        got = getattr(array, "dtype", "several arrays")
-        raise InvalidArgument(f"labelled data {path}: expected an array of numbers, got {got}")
+    array = read_array(path, "labelled data", is_mapped=is_mapped)
+    if array.dtype.kind not in "biuf":
+        raise InvalidArgument(f"labelled data {path}: expected an array of numbers, got {array.dtype}")
     return array
 
 

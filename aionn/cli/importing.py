@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,9 +10,9 @@ from cyclopts import Parameter
 
 from aionn.errors import InvalidArgument
 from aionn.models.importing import ImportOptions
-from aionn.platform.files import open_regular
+from aionn.platform.arrays import read_array
 
-__all__ = ["Dimensions", "InputShapes", "Values", "import_options", "load_array"]
+__all__ = ["Dimensions", "InputShapes", "Values", "import_options"]
 
 Dimensions = Annotated[list[str] | None, Parameter(name="--dimension", negative=())]
 InputShapes = Annotated[list[str] | None, Parameter(name="--input-shape", negative=())]
@@ -65,7 +64,7 @@ def _extent(text: str, name: str, option: str = "--dimension") -> int:
 
 def _value(text: str, name: str) -> Any:
     if text.endswith(".npy"):
-        return load_array(Path(text), f"--value {name}")
+        return read_array(text, f"--value {name}")
     parts = text.split(",")
     try:
         numbers: list[float] = [int(part) for part in parts]
@@ -81,19 +80,3 @@ def _value(text: str, name: str) -> Any:
         return np.array(numbers if len(parts) > 1 else numbers[0], dtype)
     except OverflowError:
         raise InvalidArgument(f"--value {name}: expected numbers of 64 bits, got {text!r}") from None
-
-
-def load_array(path: Path, option: str) -> np.ndarray[Any, Any]:
-    """The array of an .npy file.
-
-    Raises:
-        InvalidArgument: The file cannot be read, or is not an .npy file.
-    """
-    with open_regular(path, option) as file:
-        try:
-            array = np.load(file, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as e:
-            raise InvalidArgument(f"{option} {path}: expected an .npy file: {e}") from e
-    if not isinstance(array, np.ndarray):
-        raise InvalidArgument(f"{option} {path}: expected an .npy file with one array, got an archive")
-    return array

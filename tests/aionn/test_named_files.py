@@ -11,7 +11,6 @@ import pytest
 
 import aionn
 from aionn.benchmarking.labelled import load_array
-from aionn.cli import importing
 from aionn.conformance.cts import load_tests
 from aionn.conformance.random_graphs.suite import load_plan
 from aionn.drivers.kit.described import read_described
@@ -19,6 +18,7 @@ from aionn.errors import InvalidArgument, InvalidModel
 from aionn.media import audio_file, video_file
 from aionn.models.tflite import load_tflite
 from aionn.observability.tracing import start_tracing
+from aionn.platform.arrays import read_array
 from aionn.runtime import traces
 from aionn.simulation import workload
 
@@ -50,7 +50,7 @@ def test_pipe_is_refused_and_not_waited_for(read: Callable[[Path], object], tmp_
 
 def test_message_names_the_option_and_the_file_once() -> None:
     with pytest.raises(InvalidArgument, match=r"^--input /dev/null: expected a regular file, got a device$"):
-        importing.load_array(Path("/dev/null"), "--input")
+        read_array(Path("/dev/null"), "--input")
 
 
 @pytest.mark.parametrize("source", [audio_file, video_file])

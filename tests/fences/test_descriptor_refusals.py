@@ -70,8 +70,9 @@ def test_closed_negative_and_mistyped_descriptors_are_refused():
     with pytest.raises(OSError) as caught:
         SyncFence.from_fd(number)
     assert caught.value.errno == 9
-    with pytest.raises(NotAFenceError):
-        SyncFence.from_fd(-1)
+    for impossible in (-1, 1 << 31, 1 << 70):
+        with pytest.raises(NotAFenceError, match=f"expected a number from 0 to 2147483647, got {impossible}"):
+            SyncFence.from_fd(impossible)
     for wrong in ("3", 3.0, True, None):
         with pytest.raises(TypeError):
             SyncFence.from_fd(wrong)

@@ -13,11 +13,12 @@ from cyclopts import Parameter
 import aionn
 from aionn.benchmarking.figures import spread_of
 from aionn.cli import interrupts
-from aionn.cli.importing import Dimensions, InputShapes, Values, import_options, load_array
+from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.numbers import DEADLINE_MS_MAX, SEED_MAX, numbers
 from aionn.cli.output import check_writable, print_json, replaced
 from aionn.hal import check_deadline_ns
 from aionn.models.importing import ImportOptions
+from aionn.platform.arrays import read_array
 from aionn.reports.terminal import print_line
 from aionn.runtime.clock import to_ns
 from aionn.runtime.executions.results import priority_of
@@ -67,7 +68,7 @@ def run(
     within_ns = None if deadline_ms is None else to_ns(deadline_ms / 1e3, what="--deadline-ms")
     check_writable(output)
     imports = import_options(dimension, input_shape, value)
-    values = [load_array(path, "--input") for path in input] if input else None
+    values = [read_array(path, "--input") for path in input] if input else None
     report, outputs = interrupts.run(_run, model, imports, values, device, seed, count, priority, within_ns)
     if output is not None:
         _save(output, outputs)

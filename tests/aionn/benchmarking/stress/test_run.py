@@ -167,6 +167,21 @@ async def test_senseless_arguments_are_refused(
         await stress("reference", model, tests, seconds)
 
 
+@pytest.mark.parametrize("name", ["broken.tflite", "broken.onnx", "broken.mp4"])
+async def test_file_that_is_no_model_is_refused_before_any_test(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"no model")
+    begun: list[str] = []
+    with pytest.raises(InvalidArgument, match=f"^model {tmp_path / name}: "):
+        await stress(
+            "reference",
+            tmp_path / name,
+            ["long_inference"],
+            SHORT_S,
+            progress=lambda test, _: begun.append(test),
+        )
+    assert not begun
+
+
 def test_random_models_are_legal_and_differ() -> None:
     chosen = random.Random(3)
     models = [random_model(chosen) for _ in range(20)]
