@@ -211,6 +211,7 @@ class StreamPump:
         self._pool.leave(buffer)  # Now it can be spared.
         if self.items and self.items[0] is item:
             self._wake_consumer()
+        del item  # Its error refers to this frame.
 
     # From the source to the buffers
 
@@ -505,7 +506,11 @@ class Stream(AsyncIterator[StreamResult[_T]]):
         pump.hold(item)
         if item.error is not None:
             pump.cancel()
-            raise item.error
+            error, item.error = item.error, None
+            try:
+                raise error
+            finally:
+                del error  # It refers to this frame.
         result, deadline_ns, finished_ns = item.result, item.deadline_ns, item.finished_ns
         status: Status = "on_time"
         if result is None:

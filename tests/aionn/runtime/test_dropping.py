@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, cast
 
@@ -145,6 +146,37 @@ async def nothing_left(runtime: aionn.Runtime) -> None:
         while list(runtime._compilations) or background._dropped or background._executions:
             await anyio.sleep(0.001)
     assert not list(runtime._compilations) and not background._dropped and not background._executions
+
+
+async def test_memory_of_a_stream_that_ends_with_an_error_is_freed(without_collector: None) -> None:
+    async def numbers() -> AsyncIterator[Any]:
+        while True:
+            yield -ONE
+
+    async def use(runtime: aionn.Runtime, is_read: bool) -> None:
+        async with (await runtime.compile(endless_model())).burst(slots=2) as burst:
+            stream = burst.stream(numbers())
+            await anext(stream)
+            pid = cast(int, runtime.devices[0].pid)
+            os.kill(pid, signal.SIGKILL)
+            if not is_read:
+                while runtime.devices[0].pid == pid:
+                    await anyio.sleep(0.001)
+                return
+            async for _ in stream:
+                pass
+
+    def memories() -> list[str]:
+        with open("/proc/self/maps") as file:
+            return [line for line in file if "aionn-request" in line]
+
+    async with aionn.open(drivers=["reference"]) as runtime:
+        for is_read in (True, False):
+            with contextlib.suppress(aionn.DeadObject):
+                await use(runtime, is_read)
+            with anyio.fail_after(LIMIT_S):
+                while memories():
+                    await anyio.sleep(0.001)
 
 
 async def test_burst_keeps_the_compilation_that_it_was_made_of(without_collector: None) -> None:
