@@ -446,7 +446,7 @@ def test_fences_work_in_a_child_forked_while_other_threads_use_them():
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Forking with threads is what is tested.
-            for _ in range(20):
+            for _ in range(8):
                 assert exit_of(in_child(body)) == 0
     finally:
         stop.set()

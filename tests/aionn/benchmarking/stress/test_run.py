@@ -75,6 +75,7 @@ async def test_device_that_works_ends_in_success(model: Path) -> None:
     assert told == [("load_and_unload", 0), ("mapped_models", 1)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("body", ["long_inference", "parallel_inference", "random_models"])
 async def test_body_does_its_work(model: Path, body: str) -> None:
     ended = await run_task(StressTask(body, "reference", str(model), SHORT_S, 1))
