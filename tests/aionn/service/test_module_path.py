@@ -115,7 +115,7 @@ def test_installed_command_executes_nothing_of_the_working_directory(folder: Fol
     command = Path(sys.executable).with_name("aionn")
     if not command.exists():
         pytest.skip("the aionn command is not installed beside this interpreter")
-    done = folder.run([str(command), "run", MODEL])
+    done = folder.run([str(command), "run", MODEL, "--device", "reference"])
     assert folder.executed() == [] and done.returncode == 0, (folder.executed(), done.stdout, done.stderr)
 
 
