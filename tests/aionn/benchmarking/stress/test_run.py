@@ -29,7 +29,7 @@ def model(example_data: Path) -> Path:
 
 @pytest.fixture
 def wrong_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drivers that the processes of the tests find as installed ones: `dies`, `hangs` and `fails` at the third execution."""
+    """Installed drivers, as the processes of the tests see it: `hangs` at the first execution, `dies` and `fails` at the third."""
     (tmp_path / "wrong.py").write_text(
         textwrap.dedent(
             """
@@ -38,7 +38,7 @@ def wrong_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
             class Prepared(ReferencePreparedModel):
                 def run(self, inputs, outputs, control):
-                    if next(self.device.turns) >= 2:
+                    if next(self.device.turns) >= {"hangs": 0}.get(self.device.info.name, 2):
                         {"dies": lambda: os._exit(3), "hangs": lambda: time.sleep(3600), "fails": lambda: 1 / 0}[
                             self.device.info.name
                         ]()
