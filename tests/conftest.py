@@ -63,7 +63,10 @@ os.environ["AIONN_SPARE_PROCESSES"] = "0"
 """A spare process comes by itself once a device has served for a while: tests that want one ask for it."""
 
 # Its check compares the time that drawing values takes with a limit, and fails where the machine is busy.
-settings.register_profile("aionn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "aionn", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("long", settings.get_profile("aionn"), max_examples=250)
 settings.load_profile("aionn")
 
 # Hypothesis also draws constants that occur in modules of ours that are imported: reading these takes seconds, and what a test
@@ -120,6 +123,8 @@ def pytest_configure(config: pytest.Config) -> None:
     with capture.global_and_fixture_disabled():
         config.stash[_watchdog] = Watchdog(os.dup(2))
     config.pluginmanager.register(SharedFixtures())
+    if config.getoption("--long"):
+        settings.load_profile("long")  # Before a module of tests is imported, which takes it.
     # These options print or write what each phase took.
     is_whole = config.option.verbose > 0 or config.option.durations is not None or config.option.xmlpath
     if hasattr(config, "workerinput") and not is_whole:

@@ -69,6 +69,7 @@ FINITE = [(name, block) for name, block in examples() if not is_endless(block)]
 ENDLESS = [(name, block) for name, block in examples() if is_endless(block)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("isolation", ["in_process", pytest.param("process", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("name", "code"), FINITE, ids=[name for name, _ in FINITE])
 def test_example_in_the_documentation_runs(
@@ -96,6 +97,7 @@ def program(name: str, code: str) -> Any:
 
 
 @pytest.mark.forked("any")
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "code"), [program(*example) for example in [*ENDLESS, FINITE[0]]])
 def test_example_in_the_documentation_is_a_program(name: str, code: str) -> None:
     if is_endless(code):

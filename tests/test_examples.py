@@ -19,6 +19,7 @@ LINES_MAX = 80
 RUN_S_MAX = 60
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("example", HERE, ids=lambda path: path.stem)
 def test_example_runs_and_checks_itself(example: Path, capfd: pytest.CaptureFixture[str]) -> None:
     # In this process: an interpreter for each takes longer than most of them, and here it is checked what they leave behind.
@@ -27,6 +28,7 @@ def test_example_runs_and_checks_itself(example: Path, capfd: pytest.CaptureFixt
 
 
 @pytest.mark.forked("any")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("example", [*PROGRAMS, HERE[0]], ids=lambda path: path.stem)
 def test_example_is_a_program(example: Path, repository: Path) -> None:
     if "media" in example.read_text():

@@ -86,6 +86,7 @@ def compare(ours: Array, theirs: Array) -> None:
         assert byte_count == 0, f"{byte_count} of {ours.size} bytes differ"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_drawn_samples_give_the_peers_answers(example_data: Path, name: str) -> None:
     compare(*answers(example_data / f"{name}.tflite", drawn(name.split("_")[0])))
@@ -99,6 +100,7 @@ STEPS = [pytest.param(5, id="share"), pytest.param(1, id="all", marks=pytest.mar
 """One sample in so many."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", [*(name for name in MODELS if not name.endswith("uint8")), *UINT8])
 def test_samples_of_the_test_set_give_the_peers_answers(shared: Path, name: str, step: int) -> None:

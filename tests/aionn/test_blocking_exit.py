@@ -96,6 +96,7 @@ def _run(code: str, isolation: str = "process") -> tuple[int, list[str], str]:
     return process.returncode, out.splitlines(), errors
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("work", WORK)
 def test_interpreter_ends_with_an_open_runtime(work: str) -> None:
     code, lines, errors = _run(OPEN + WORK[work])
@@ -109,6 +110,7 @@ def test_interpreter_ends_with_an_open_runtime_in_the_same_process() -> None:
     assert (code, errors) == (0, "")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("end", END)
 def test_application_ends_as_it_asks_for_with_a_stream_under_way(end: str) -> None:
     words, expected = END[end]

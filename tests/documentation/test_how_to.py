@@ -178,6 +178,7 @@ async def test_cells_of_the_notebook_s_page_run_one_after_the_other(monkeypatch:
 
 
 @pytest.mark.slow
+@pytest.mark.forked("any")
 def test_application_of_the_tutorial_runs_on_a_clip_and_a_recording(tmp_path: Path) -> None:
     pytest.importorskip("av", reason="PyAV is not installed")
     command = [sys.executable, "-W", "error", TUTORIAL / "application.py", "--seconds", "1"]

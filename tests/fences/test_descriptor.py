@@ -426,7 +426,8 @@ def test_child_that_exits_or_closes_does_not_end_the_parents_fence():
     fence.close()
 
 
-def test_fences_work_in_a_child_forked_while_other_threads_use_them():
+@pytest.mark.parametrize("children", [8, pytest.param(40, marks=pytest.mark.long)])
+def test_fences_work_in_a_child_forked_while_other_threads_use_them(children):
     """The package's locks are whole in the child, whatever thread held them."""
     stop = threading.Event()
 
@@ -446,7 +447,7 @@ def test_fences_work_in_a_child_forked_while_other_threads_use_them():
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Forking with threads is what is tested.
-            for _ in range(20):
+            for _ in range(children):
                 assert exit_of(in_child(body)) == 0
     finally:
         stop.set()

@@ -446,6 +446,7 @@ def test_work_that_returns_something_else_or_itself_fails():
     holder.clear()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("outcome", ["signal", "fail"])
 def test_chain_of_100000_needs_no_recursion_and_one_turn(run, outcome):
     async def main():

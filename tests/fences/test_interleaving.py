@@ -284,6 +284,7 @@ LATE_S = 0.005
 """When a fence finishes that was not finished at a step: the waiter was asleep before it came to that step."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("imported", [False, True])
 @pytest.mark.parametrize("how", ["signal", "close"])
 def test_task_that_begins_to_wait_while_the_fence_finishes_wakes(imported, how, stride):
@@ -316,6 +317,7 @@ def test_task_that_begins_to_wait_while_the_fence_finishes_wakes(imported, how, 
         loop.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("imported", [False, True])
 @pytest.mark.parametrize("how", ["signal", "close"])
 def test_thread_that_begins_to_wait_while_the_fence_finishes_wakes(imported, how, stride):

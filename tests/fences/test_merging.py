@@ -200,7 +200,7 @@ def test_nesting_takes_steps_and_room_in_proportion_to_its_depth(combine, monkey
         assert large < 2.2 * small
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("order", ["as made", "backwards", "shuffled"])
 @pytest.mark.parametrize("combine", [merge, first])
 def test_deeply_nested_finishes_as_a_flat_one_does(combine, order):
@@ -229,6 +229,7 @@ def test_failure_comes_through_a_deep_nest_at_once():
         fence.signal()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("combine", [merge, first])
 def test_pending_nest_of_any_depth_is_freed(combine):
     deep, row = nested(combine, 10_000)

@@ -362,7 +362,7 @@ class FencesAgainstModel(RuleBasedStateMachine):
 
 
 FencesAgainstModel.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=16,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
@@ -388,7 +388,7 @@ except ImportError:
 else:
     FencesAgainstModelOnUvloop.loop_factories = (uvloop.new_event_loop, asyncio.new_event_loop)
     FencesAgainstModelOnUvloop.TestCase.settings = settings(
-        FencesAgainstModel.TestCase.settings, max_examples=12
+        FencesAgainstModel.TestCase.settings, max_examples=6
     )
     TestFencesAgainstModelOnUvloop = FencesAgainstModelOnUvloop.TestCase
     MORE_EXAMPLES.append((FencesAgainstModelOnUvloop, 50))

@@ -124,6 +124,7 @@ def test_one_end_may_be_a_thread(make: Make, join: Any, background: Any, run: An
     assert listener.result() == 500
 
 
+@pytest.mark.sampled(2)
 def test_one_end_may_be_a_process(make: Make, peer: Any, run: Any) -> None:
     there, back = make(1, 4096), make(1, 4096)
     other = peer(there, back)
@@ -139,6 +140,7 @@ def test_one_end_may_be_a_process(make: Make, peer: Any, run: Any) -> None:
     assert other.finish() == 300
 
 
+@pytest.mark.sampled(2)
 def test_a_full_queue_holds_the_writer_back(make: Make, peer: Any, run: Any) -> None:
     queue = make(1, 256)
     other = peer(queue)

@@ -114,6 +114,7 @@ print(before - sys.getrefcount(None))
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NEWER)
 def test_a_module_built_by_a_newer_python_counts_none_under_this_one(tmp_path: Path, name: str) -> None:
     gcc = shutil.which("gcc")

@@ -51,7 +51,7 @@ calls = st.lists(
 )
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 @given(
     quantum=st.sampled_from([1, 3, 8]),
     count=st.integers(1, 10),
@@ -118,7 +118,7 @@ def read(queue: Queue, call: str, count: int, quantum: int) -> bytes | None:
     return data
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 @given(
     capacity=st.integers(8, 80),
     script=st.lists(

@@ -29,7 +29,7 @@ def moore_hodgson(jobs):
     return len(taken)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("seed", range(15))
 def test_bound_equals_the_optimum_on_one_device(seed):
     source = random.Random(seed)

@@ -34,6 +34,7 @@ def judged(seeds, preemption, **settings):
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("preemption", ["between_operations", "none"])
 def test_admitted_streams_lose_no_frame(preemption):
     found = judged(range(30), preemption)

@@ -94,7 +94,7 @@ def test_trace_is_looked_for_where_told(repository, shared, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["workload"] == "trace-code"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_runs_and_keeps_the_rules(repository, capsys, policy):
     workload = repository / "benchmarks" / "workloads" / "bursty.toml"

@@ -196,6 +196,7 @@ async def test_request_larger_than_the_queue_is_refused_not_blocked(ends: Ends, 
         await ends.controller.execute_synchronously(request, [0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("limits", [{}, {"loop_timeout_ns": 1}])
 async def test_request_larger_than_the_queue_goes_through_the_model(
     memory: Memory, limits: dict[str, Any]

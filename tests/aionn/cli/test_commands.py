@@ -142,6 +142,7 @@ def test_cameras_of_this_machine_are_listed(answered: Callable[..., Any]) -> Non
     assert found["microphones"] or found["microphones_unavailable"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -243,6 +244,7 @@ def test_help_names_every_command() -> None:
 DESCRIBED = [name for name in app if not name.startswith("-")]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("command", DESCRIBED)
 def test_description_of_a_command_is_its_functions(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = app[command]

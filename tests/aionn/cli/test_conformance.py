@@ -77,6 +77,7 @@ def test_json_is_one_object_with_counts_and_failures(data: Path) -> None:
     ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", ["sync", "async", "burst", "fenced"])
 def test_filter_mode_and_check_choose_what_is_run(data: Path, mode: str, aionn_here: Command) -> None:
     options = ("--filter", "relu_", "--mode", mode, "--check", "general", "--jobs", "1", "--json")
@@ -128,6 +129,7 @@ def test_progress_is_shown_on_a_terminal(data: Path) -> None:
     assert b"cts on reference" in shown and b"3/3" in shown
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

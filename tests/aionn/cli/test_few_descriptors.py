@@ -22,7 +22,13 @@ UNLIMITED = resource.RLIM_INFINITY
 
 
 @pytest.mark.parametrize("limit", [5, 40])
-@pytest.mark.parametrize("arguments", [["run", str(DIGITS)], ["devices"], ["doctor"]], ids=lambda a: a[0])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["run", str(DIGITS)], id="run"),
+        *(pytest.param([name], id=name, marks=pytest.mark.long) for name in ("devices", "doctor")),
+    ],
+)
 def test_command_with_few_descriptors_does_its_work_or_names_the_limit(
     arguments: list[str], limit: int
 ) -> None:

@@ -68,6 +68,7 @@ def test_every_subcommand_is_interrupted_while_it_is_imported(command: str) -> N
     assert (ended.returncode, ended.stderr) == (130, "aionn: interrupted\n")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("times", "number"),
     [
@@ -80,6 +81,7 @@ def test_any_import_can_be_interrupted(number: int, times: int) -> None:
     assert (ended.returncode, ended.stderr) == (130, "aionn: interrupted\n")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("command", ["devices", "run", pytest.param("inspect", marks=pytest.mark.long)])
 def test_command_is_interrupted_while_it_starts_a_driver_process(
@@ -103,6 +105,7 @@ def test_ignored_signal_stays_ignored() -> None:
     assert ended.stdout
 
 
+@pytest.mark.forked("any")
 def test_driver_process_takes_no_notice_of_the_signal() -> None:
     code = """
 import os, signal, aionn.blocking

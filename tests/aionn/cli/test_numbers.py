@@ -77,7 +77,7 @@ def test_commands_have_numeric_options() -> None:
     assert {p.values[0][0] for p in numeric_options()} >= {"run", "stream", "bench", "stress", "serve"}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("arguments", "kind", "count", "annotated"), list(numeric_options()))
 def test_number_that_makes_no_sense_is_refused_with_the_options_name(
     arguments: list[str],
@@ -106,7 +106,7 @@ def test_number_that_makes_no_sense_is_refused_with_the_options_name(
         assert text[:40] in line
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("arguments", "kind", "count", "annotated"), [p for p in numeric_options() if p.values[1] is int]
 )

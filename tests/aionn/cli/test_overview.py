@@ -87,6 +87,7 @@ def words(text: str) -> list[str]:
     return re.sub(r"[│╭╮╰╯─]", " ", text).split()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_prints_its_text_as_it_is_written(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -125,6 +126,7 @@ def test_extras_in_messages_can_be_copied_into_a_shell(repository: os.PathLike[s
                 assert found[1] in "'\"", f"{path}: {line.strip()}"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("arguments", ["--help", "env", "env --json"])
 @pytest.mark.parametrize("buffering", ["0", "1"])
 def test_output_on_a_full_disk_is_one_sentence(arguments: str, buffering: str) -> None:
@@ -141,6 +143,7 @@ def test_output_on_a_full_disk_is_one_sentence(arguments: str, buffering: str) -
     assert (finished.returncode, finished.stderr) == (2, told)
 
 
+@pytest.mark.forked("any")
 def test_mistake_that_is_not_read_keeps_its_exit_code() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "aionn", "run", "absent.tflite"],

@@ -50,6 +50,7 @@ def test_one_line_streams_a_camera_and_serves_a_page(
     assert report["items"] >= report["on_time"] > 0 and report["reconnections"] == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("camera", "message"),
     [

@@ -137,6 +137,7 @@ def step(request: pytest.FixtureRequest) -> int:
     return 1 if request.config.getoption("--long") else SAMPLE_STEP
 
 
+@pytest.mark.sampled(3)
 async def test_odd_models_are_refused_by_name(device: Device, small: Any, step: int) -> None:
     pid = _pid(device)
     for place, model in islice(_models(), 0, None, step):
@@ -156,6 +157,7 @@ async def test_odd_models_are_refused_by_name(device: Device, small: Any, step: 
         assert _pid(device) == pid, place
 
 
+@pytest.mark.sampled(3)
 async def test_odd_requests_are_refused_by_name(device: Device, small: Any, step: int) -> None:
     pid = _pid(device)
     prepared = await device.prepare_model(MODEL)
@@ -207,6 +209,7 @@ async def test_odd_allocations_are_refused_by_name(device: Device, small: Any) -
     await prepared.aclose()
 
 
+@pytest.mark.sampled(3)
 async def test_odd_cache_files_are_refused_by_name(device: Device, small: Any) -> None:
     pid = _pid(device)
     fine = CacheFiles((), (), bytes(32))

@@ -19,10 +19,10 @@ from tests.support.conformance_data import all_tests, small_sample
 
 pytestmark = pytest.mark.forked("any")
 
-SAMPLE = 60
+SAMPLE = 30
 """Tests of the conformance data in the ordinary run, evenly chosen."""
 
-EVERY = 8
+EVERY = 12
 """The ordinary run takes each eighth case of the contract."""
 
 SLOW = (

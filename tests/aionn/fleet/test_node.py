@@ -219,6 +219,7 @@ def test_mistakes_on_the_command_line_are_told_in_one_sentence(aionn_here: Any, 
     assert done.returncode == 2 and "write tls:// before it" in " ".join(done.stderr.split())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 async def test_silent_and_dead_nodes_end_every_call(number: int) -> None:

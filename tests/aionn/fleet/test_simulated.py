@@ -49,7 +49,7 @@ def test_execution_crosses_the_network() -> None:
     run(main)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(6))
 def test_no_frame_is_on_time_that_was_late(seed: int) -> None:
     """Jitter of up to 20 ms, a clock that is a second off and drifts: the caller is notified at his deadline, and the node's
@@ -237,7 +237,7 @@ def test_idle_node_that_is_gone_is_noticed_by_the_next_probe() -> None:
     run(main)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_frames_never_become_results(seed: int) -> None:
     """Bits of lengths and heads flip, and results are replayed: an execution is right, or it is an error."""

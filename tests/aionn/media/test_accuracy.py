@@ -38,6 +38,7 @@ async def items_of(source):
         return [item async for item in opened]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["float", "int8", pytest.param("uint8", marks=pytest.mark.long)])
 async def test_shapes_are_named_in_all_frames_but_two(data, kind):
     pytest.importorskip("av", reason="PyAV, the extra `media`, is not installed")
@@ -52,6 +53,7 @@ async def test_shapes_are_named_in_all_frames_but_two(data, kind):
     assert right >= 598
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["float", "int8", pytest.param("uint8", marks=pytest.mark.long)])
 async def test_all_thirty_words_are_heard(data, kind):
     truth = json.loads((data / "digits.json").read_text())

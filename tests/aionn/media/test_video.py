@@ -225,6 +225,7 @@ def test_file_without_video_is_refused_with_what_it_has(really, data):
     really(body)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lost", [0.5, 0.1, 1])
 def test_truncated_file_gives_what_is_there_then_an_error(really, tmp_path, lost):
     whole = write_video(tmp_path / "whole.mp4", frames=120, options={"movflags": "faststart"})

@@ -89,7 +89,7 @@ def test_files_are_those_of_the_list_and_small() -> None:
     assert sum(file.stat().st_size for file in files) < FILES_BYTES_MAX
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", sorted(CASES))
 async def test_file_gives_the_peers_results_on_ort_cpu_alone(name: str) -> None:
     async with OrtDevice() as device:
@@ -98,6 +98,7 @@ async def test_file_gives_the_peers_results_on_ort_cpu_alone(name: str) -> None:
         assert used == ("ort-cpu",)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [is_sampled(name) for name in sorted(CASES)])
 async def test_file_gives_the_peers_results_on_the_reference_devices(name: str) -> None:
     async with ReferenceDevice() as reference, OnnxReferenceDevice() as extension:
@@ -105,6 +106,7 @@ async def test_file_gives_the_peers_results_on_the_reference_devices(name: str) 
         check(name, wanted, got)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [is_sampled(name) for name in sorted(CASES)])
 async def test_file_gives_the_peers_results_split_between_three_devices(name: str) -> None:
     litert = pytest.importorskip("aionn.drivers.litert.driver", exc_type=ImportError)

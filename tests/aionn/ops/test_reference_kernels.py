@@ -43,7 +43,7 @@ def samples(name: str, count: int, details: dict[str, Any]) -> np.ndarray[Any, A
     return np.clip(np.round(values / scale) + zero_point, limits.min, limits.max).astype(details["dtype"])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("name", "count"),
     [

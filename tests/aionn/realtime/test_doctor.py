@@ -153,6 +153,7 @@ say(is_same=state() == before)
     assert json.loads(ended.stdout) == {"is_same": True}, ended.stderr
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "arguments", [["--deadline", "0"], ["--deadline", "nan"], ["--measure", "-1"], ["--measure", "1e9"]]
 )

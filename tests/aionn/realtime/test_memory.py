@@ -76,6 +76,7 @@ def test_neighbours_on_one_page_do_not_unlock_each_other() -> None:
         view.release()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("limit", [0, PAGE, 16 * PAGE])
 def test_range_beyond_the_limit_works_and_is_told(limit: int) -> None:
     code = f"""
@@ -147,6 +148,7 @@ def test_refusal_says_limit_or_errno() -> None:
 # --- The collector --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("was_enabled", [True, False])
 @pytest.mark.parametrize("mode", CollectorMode)
 def test_collector_is_what_it_was_afterwards(mode: CollectorMode, was_enabled: bool) -> None:

@@ -170,6 +170,7 @@ asyncio.run(main())
     assert found["waiting"] and all(row == ["SCHED_RR", 10] for row in found["waiting"])
 
 
+@pytest.mark.sampled(2)
 @as_root
 @pytest.mark.parametrize("spare", [False, True])
 def test_driver_process_that_replaces_a_dead_one_gets_its_classes(spare: bool) -> None:
@@ -304,6 +305,7 @@ async def main():
 }
 
 
+@pytest.mark.sampled(6)
 @as_root
 @pytest.mark.parametrize("end", list(ENDS))
 def test_loops_thread_is_as_it_was_before(end: str) -> None:
@@ -436,6 +438,7 @@ def test_limit_of_nice_values_is_used_in_both_processes() -> None:
     assert {row[0] for each in found["rows"].values() for row in each.values()} == {"nice"}
 
 
+@pytest.mark.sampled(2)
 @as_root
 @pytest.mark.parametrize(("number", "words"), [(1, "EPERM"), (38, "ENOSYS")])
 def test_call_that_a_filter_refuses_refuses_required_and_stops_nothing(number: int, words: str) -> None:

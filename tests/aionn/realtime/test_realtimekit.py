@@ -121,6 +121,7 @@ asyncio.run(main())
     assert granted in [row for name, row in found["rows"]["reference"].items() if "burst" in name]
 
 
+@pytest.mark.sampled(4)
 @as_root
 @pytest.mark.parametrize(
     ("how", "cause", "words"),
@@ -195,6 +196,7 @@ BAD_BUSES: dict[str, tuple[Callable[[socket.socket], object], str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BAD_BUSES)
 def test_bad_bus_is_told_in_time(name: str, tmp_path: Path) -> None:
     behave, cause = BAD_BUSES[name]

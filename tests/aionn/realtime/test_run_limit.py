@@ -58,6 +58,7 @@ def test_spinning_driver_process_is_ended_by_the_kernel() -> None:
     assert ended.stdout == '{"told": ""}\n'
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("first", "told"),
     [

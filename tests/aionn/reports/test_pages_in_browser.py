@@ -121,6 +121,7 @@ def check(browser: Browser, path: Path, windows: list[Window], plots: int) -> No
         assert sum(marks > 0 for marks in page.plots) >= plots, where
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize(("write", "plots"), [(benchmark_page, 9), (driver_suite_page, 0)])
@@ -132,6 +133,7 @@ def test_report_can_be_read(
     check(browser, path, windows, plots)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize(("name", "policy"), [("bursty", "edf"), ("mobile", "plan")])

@@ -38,6 +38,7 @@ def share(element: ElementTree.Element, name: str) -> float:
     return float(text.removesuffix("%")) / 100
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", range(200))
 def test_ticks_are_few_round_and_within(seed: int) -> None:
     chosen = random.Random(seed)

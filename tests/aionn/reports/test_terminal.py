@@ -293,6 +293,7 @@ print_table("title", ("a", "b"), [("[x]", 1)])
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_terminal_gets_bold_leads_and_its_width(width: int) -> None:
     shown = in_terminal(width, PROGRAM)

@@ -463,7 +463,7 @@ def test_steps_forward_what_is_sent_and_thrown() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
 @pytest.mark.parametrize("way", WAYS)
 async def test_nothing_is_left_whatever_step_is_cancelled(
@@ -476,6 +476,7 @@ async def test_nothing_is_left_whatever_step_is_cancelled(
     await check_cases(cases, way, isolation, is_long=is_long)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
 @pytest.mark.parametrize("deadline", [None, lambda item: aionn.after(60)], ids=["direct", "by deadline"])
 async def test_cancelled_stream_does_not_block_the_only_slot(isolation: Isolation, deadline: Any) -> None:
@@ -547,6 +548,7 @@ def test_closing_that_is_interrupted_in_a_thread_leaves_nothing(
     assert child_processes() == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.forked("any")
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
 def test_nothing_is_left_on_uvloop(isolation: str, repository: Path, request: pytest.FixtureRequest) -> None:

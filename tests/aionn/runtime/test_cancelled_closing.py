@@ -40,6 +40,7 @@ async def _cancel_until_done(task: asyncio.Task[None]) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("count", [1, 2, 5])
 async def test_native_cancellation_in_any_turn_leaves_no_task(count: int) -> None:
     async def use() -> None:
@@ -112,6 +113,7 @@ def test_loop_that_ends_during_a_start_leaves_no_process(turns: int) -> None:
     assert child_processes() == before
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("turns", range(8))
 def test_loop_that_ends_while_a_connection_begins_leaves_no_process(
     monkeypatch: pytest.MonkeyPatch, turns: int

@@ -116,7 +116,7 @@ def held(runtime: aionn.Runtime) -> list[int]:
     return [held_by(os.getpid()), *([] if pid is None else [held_by(pid)])]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("isolation", ["process", "in_process"])
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
 async def test_what_is_dropped_is_freed_here_and_at_the_driver(

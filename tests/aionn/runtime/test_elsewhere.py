@@ -134,6 +134,7 @@ async def test_execution_can_be_awaited_from_another_loop(opened: Opened) -> Non
         go.signal()
 
 
+@pytest.mark.sampled(2)
 async def test_forked_child_is_refused_and_the_parent_goes_on(opened: Opened) -> None:
     for name, call in (CALLS | OVER_A_CHANNEL).items():
         if name in OVER_A_CHANNEL and opened.runtime.device("reference").pid is None:

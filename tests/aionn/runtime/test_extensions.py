@@ -75,7 +75,7 @@ X = np.array([1.0, 2.0, 3.0], np.float32)
 DRIVERS = {"acme-double": "doubling_driver:Doubling"}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
 @pytest.mark.parametrize(
     ("allowed", "names"),

@@ -230,7 +230,7 @@ async def test_burst_of_a_closed_compilation(runtime: aionn.Runtime, net: aionn.
             await burst.execute([X])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("isolation", ["process", "in_process"])
 @pytest.mark.parametrize("way", ["execute", "fenced", "reusable", "burst"])
 async def test_cancelled_at_any_await_leaves_nothing(isolation: str, way: str) -> None:

@@ -61,6 +61,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.forked("any")
 @pytest.mark.parametrize(
     ("code", "lines"),
     [

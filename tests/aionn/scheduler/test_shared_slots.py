@@ -289,7 +289,7 @@ def test_jobs_that_left_take_no_place_in_memory():
         assert all(len(behind._heap) <= 1 for behind in bench.slots._behind.values())
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(45)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_slots_are_exclusive_and_every_job_starts_once(seed, policy):

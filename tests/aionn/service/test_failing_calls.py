@@ -175,9 +175,9 @@ ROLES = [
 
 def test_shortage_in_the_application_is_an_error_and_passes(lives: Lives, server: tuple[int, Path]) -> None:
     faults = [*of("client", SHORTAGES), "client:socket:EMFILE", "client:connect:EAGAIN"]
-    outcomes = lives(server, faults, step=2)
+    outcomes = lives(server, faults, step=6)
     for fault in of("client", SHORTAGES):
-        assert set(outcomes[fault]) == {"ResourceExhausted"} and outcomes[fault]["ResourceExhausted"] >= 2
+        assert set(outcomes[fault]) == {"ResourceExhausted"}
     assert outcomes["client:socket:EMFILE"] == {"DeviceUnavailable": 1}
     assert outcomes["client:connect:EAGAIN"] == {"success": 1}
 
@@ -186,7 +186,7 @@ def test_shortage_in_the_driver_process_is_an_error_and_passes(
     lives: Lives, server: tuple[int, Path]
 ) -> None:
     faults = ["driver:mmap:ENOMEM", "driver:fcntl_dup:EMFILE", "driver:accept:EMFILE"]
-    outcomes = lives(server, faults, step=4)
+    outcomes = lives(server, faults, step=8)
     assert set(outcomes["driver:mmap:ENOMEM"]) == {"ResourceExhausted"}
     assert set(outcomes["driver:fcntl_dup:EMFILE"]) == {"ResourceExhausted"}
     assert outcomes["driver:accept:EMFILE"] == {"success": 1}  # The client waits in the backlog.
@@ -198,7 +198,7 @@ def test_interrupted_calls_are_made_again(
 ) -> None:
     interruptions = ("recvmsg:EINTR", "sendmsg:EAGAIN", "sendmsg:EINTR")
     faults = [fault for role in roles for fault in of(role, interruptions)]
-    outcomes = lives(server, faults, step=24)
+    outcomes = lives(server, faults, step=40)
     assert all(set(outcomes[fault]) == {"success"} for fault in faults)
     for role in roles:
         assert outcomes[f"{role}:recvmsg:EINTR"]["success"] >= 2
@@ -208,14 +208,14 @@ def test_interrupted_calls_are_made_again(
 def test_connection_that_fails_ends_alone(
     lives: Lives, server: tuple[int, Path], roles: tuple[str, ...]
 ) -> None:
-    outcomes = lives(server, [fault for role in roles for fault in of(role, TRAFFIC)], step=30)
+    outcomes = lives(server, [fault for role in roles for fault in of(role, TRAFFIC)], step=60)
     for role in roles:
         ended = [counts for fault, counts in outcomes.items() if fault.startswith(role)]
-        assert sum(sum(counts.values()) for counts in ended) >= 4
+        assert sum(sum(counts.values()) for counts in ended) >= 2
 
 
 def test_too_many_descriptors_under_way_are_refused_and_pass(lives: Lives, server: tuple[int, Path]) -> None:
-    (outcomes,) = lives(server, ["client:sendmsg:ETOOMANYREFS"], step=4).values()
+    (outcomes,) = lives(server, ["client:sendmsg:ETOOMANYREFS"], step=8).values()
     assert outcomes["ResourceExhausted"] >= 2 and set(outcomes) <= {
         "DeviceUnavailable",
         "ResourceExhausted",
@@ -224,7 +224,7 @@ def test_too_many_descriptors_under_way_are_refused_and_pass(lives: Lives, serve
 
 
 def test_driver_process_that_cannot_be_started_leaves_nothing(lives: Lives) -> None:
-    outcomes = lives(None, ["client:socketpair:EMFILE", "client:pidfd_open:EMFILE"])
+    outcomes = lives(None, ["client:socketpair:EMFILE", "client:pidfd_open:EMFILE"], step=50)
     assert outcomes["client:socketpair:EMFILE"]["DeviceUnavailable"] == 1
     assert outcomes["client:pidfd_open:EMFILE"] == {"DeviceUnavailable": 1}
 

@@ -87,14 +87,18 @@ ENTRIES = [
     # The installed command runs the model in the ordinary run.
     pytest.param(["run", MODEL, "--device", "reference"], marks=pytest.mark.long, id="run"),
     pytest.param(["devices"], marks=pytest.mark.long, id="devices"),
-    pytest.param(["env"], marks=pytest.mark.long, id="env"),
+    ["env"],
     pytest.param(BENCH, marks=pytest.mark.long, id="bench"),
     pytest.param(
         ["conformance", "reference", "--suite", "vts", "-k", "slots"],
         marks=pytest.mark.long,
         id="conformance",
     ),
-    ["stress", "--device", "reference", "--test", "parallel_inference", "--minutes", "0.002"],
+    pytest.param(
+        ["stress", "--device", "reference", "--test", "parallel_inference", "--minutes", "0.002"],
+        marks=pytest.mark.long,
+        id="stress",
+    ),
 ]
 
 
@@ -111,7 +115,7 @@ def test_installed_command_executes_nothing_of_the_working_directory(folder: Fol
     command = Path(sys.executable).with_name("aionn")
     if not command.exists():
         pytest.skip("the aionn command is not installed beside this interpreter")
-    done = folder.run([str(command), "run", MODEL])
+    done = folder.run([str(command), "run", MODEL, "--device", "reference"])
     assert folder.executed() == [] and done.returncode == 0, (folder.executed(), done.stdout, done.stderr)
 
 
@@ -139,7 +143,8 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("python_path", [None, f"{os.pathsep}."])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("python_path", [f"{os.pathsep}.", None])
 def test_driver_beside_the_script_is_found_from_any_working_directory(
     tmp_path: Path, folder: Folder, python_path: str | None
 ) -> None:

@@ -265,6 +265,7 @@ def traffic(seed: int) -> list[tuple[float, str, str]]:
     return Trial(npu(0.010), gpu).run(main)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_same_traffic_is_decided_in_the_same_order(seed: int) -> None:
     first = traffic(seed)

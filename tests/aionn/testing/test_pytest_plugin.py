@@ -170,6 +170,7 @@ def outcomes(finished: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {name.split("[")[0]: outcome for outcome, name in found}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", ["strict", "auto"])
 def test_marked_tests_run_on_virtual_time_and_others_do_not(
     tmp_path: Path, repository: Path, mode: str

@@ -31,6 +31,7 @@ def by_definition(boxes: np.ndarray, scores: np.ndarray, score_min: float, overl
     return kept
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(5))
 def test_suppression_is_its_definition(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -44,6 +44,7 @@ def footprint() -> tuple[int, int]:
 def main() -> None:
     life()
     before = footprint()
+    gc.freeze()  # What is there stays: no collection need look at it.
     warnings.simplefilter("ignore")
     sys.unraisablehook = lambda *_: None
     number = failures = untouched = 0

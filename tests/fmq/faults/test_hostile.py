@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[3]
 # Fuzzing
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [1, 3, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 4))])
 def test_fuzzing_finds_only_errors_of_the_package(fuzzer: ModuleType, seed: int) -> None:
     endings = fuzzer.run(seed, 30_000)
@@ -264,6 +265,7 @@ def writing(queue: fmq.MessageQueue, how: str, payload: bytes) -> Callable[[], o
     return call
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ["message", "elements", "transaction", "reservation"])
 def test_a_writer_that_dies_at_any_point_leaves_all_or_nothing(make: Make, how: str) -> None:
     lone, second, third = b"A" * 24, b"B" * 100, b"C" * 40
@@ -318,6 +320,7 @@ def parked_word(queue: fmq.MessageQueue, offset: int) -> None:
             assert time.monotonic() < deadline
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ["read", "message", "transaction", "peek"])
 def test_a_reader_that_dies_at_any_point_frees_all_or_nothing(make: Make, how: str) -> None:
     payload = b"D" * 248
@@ -436,7 +439,7 @@ def connect_and_kill(cycles: int) -> None:
 
 
 def test_connect_and_kill_cycles_leave_nothing_behind() -> None:
-    connect_and_kill(30)
+    connect_and_kill(12)
 
 
 @pytest.mark.long

@@ -102,6 +102,7 @@ def test_a_corrupt_header_ends_in_the_error_of_python(make_ends: Any, calls: Cal
 # Deaths
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.forked("any")
 @pytest.mark.parametrize("point", [12, 14, 2, 4, 5, 6, 8, 41, 42, 43, 44, 45, 46])
 def test_a_process_that_dies_while_it_serves_leaves_all_of_an_answer_or_nothing(

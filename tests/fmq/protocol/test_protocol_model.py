@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("may_die", [False, True], ids=["", "a process may die"])
 @pytest.mark.parametrize("event_reader", [False, True], ids=["futex", "eventfd"])
 @pytest.mark.parametrize("order", ["TSO", "RELAXED"])
@@ -36,6 +37,7 @@ def test_event_flag_bits_are_taken_once_and_wake(protocol: ModuleType, may_die: 
     assert protocol.event_flag(protocol.Flag(), may_die).explore() > 50
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("capacity", "may_die"), [(1, False), (1, True), (2, False)])
 @pytest.mark.parametrize("order", ["TSO", "RELAXED"])
 def test_an_overwritten_element_is_never_accepted(

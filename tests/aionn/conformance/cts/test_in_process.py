@@ -70,6 +70,7 @@ async def compare(tests: list[CtsTest], mode: Mode) -> int:
     return compared
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mode", MODES)
 async def test_results_are_the_same_in_a_driver_process(shared: Path, mode: Mode) -> None:
     tests = sample(shared, TESTS)[MODES.index(mode) % 2 :: 2]  # Half of them, two modes after each other all.

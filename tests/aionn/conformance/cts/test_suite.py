@@ -80,7 +80,7 @@ async def reference() -> AsyncIterator[Device]:
 @pytest.mark.parametrize(
     ("mode", "part", "operations"),
     [
-        ("sync", 240, OPERATION_COUNT),
+        ("sync", 480, OPERATION_COUNT),
         # What a mode adds to an execution is the same for every operation.
         ("async", 240, OPERATION_COUNT // 5),
         ("burst", 240, OPERATION_COUNT // 5),

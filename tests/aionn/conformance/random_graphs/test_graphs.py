@@ -112,6 +112,7 @@ def test_plain_definitions_share_nothing_with_the_kernels() -> None:
                 assert not any(name.startswith("aionn.ops") for name in names), path
 
 
+@pytest.mark.sampled(9)
 @every_set
 def test_drawn_models_are_legal_and_of_their_level(subject: str) -> None:
     for test in SETS[subject]:
@@ -157,6 +158,7 @@ def test_case_that_is_drawn_is_the_one_of_its_plan() -> None:
             assert [array.tobytes() for array in drawn.inputs] == [array.tobytes() for array in made.inputs]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("extent_max", [1, 2, 3])
 def test_smaller_extents_make_a_legal_case_or_none(extent_max: int) -> None:
     """A failure is made smaller so: a plan that asks for larger extents than there are must not end the search."""
@@ -279,7 +281,7 @@ def test_reference_finds_unknown_extents_itself(subject: str) -> None:
         assert_equal(interpret(case.model, case.inputs), interpret(unknown, case.inputs))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @every_set
 def test_reference_treats_constants_and_arguments_alike(subject: str) -> None:
     for test in SETS[subject]:

@@ -37,6 +37,7 @@ def is_covered(test: cts.CtsTest) -> bool:
     return not test.referenced and not test.expect_failure and types <= set(DEFINITIONS)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared conformance data are not here")
 @pytest.mark.parametrize("version", ["V1_0", "V1_1", "V1_2", "V1_3", "AIDL_V2", "AIDL_V3"])
 @pytest.mark.parametrize("step", [STEP, pytest.param(1, marks=pytest.mark.long)])

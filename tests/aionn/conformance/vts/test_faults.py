@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from aionn.conformance.suite import DeviceUnderTest, open_device_under_test
+from aionn.conformance.vts import lifetimes, quality
 from aionn.conformance.vts import run as vts
 from aionn.conformance.vts.case import Case
 from aionn.conformance.vts.run import Settings, VtsOutcome, VtsReport, chosen_cases, run_cases
@@ -33,6 +34,10 @@ HANG_S = 1.0
 """Limit of a step of the case that must hang; the steps of every other case have that of ``Settings``."""
 
 
+LOOP_NS = int((quality.SLACK_S + 0.5) * 1e9)
+"""Limit of a loop that a faulty device does not end: later than it would have to."""
+
+
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The case that must hang is given up soon, and no other one, however slow the machine is."""
@@ -44,6 +49,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         return await run_case(device, case, settings=settings, **more)
 
     monkeypatch.setattr(vts, "run_case", run)
+    for module in (quality, lifetimes):
+        monkeypatch.setattr(module, "LOOP_NS", LOOP_NS)
 
 
 async def run_in_process(make: Callable[[], Device], *names: str) -> VtsReport:

@@ -1,6 +1,6 @@
 """Thousands of things that nobody should send: no crash, no hang, no leak, and only the statuses that the contract allows.
 
-Every failure tells its seed; ``SEED`` in the environment starts there. The long form makes four hundred times as many.
+Every failure tells its seed; ``SEED`` in the environment starts there. The long form makes a thousand times as many.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from tests.support.conformance_data import small_sample
 from tests.support.mutator import mutate, mutate_bytes
 
 SEED = int(os.environ.get("SEED", "1"))
-LONG_FACTOR = 400
+LONG_FACTOR = 1000
 STEP_S = 20.0
 
-MODELS, EXECUTIONS, PACKETS, MESSAGES, DATAGRAMS = 600, 300, 400, 1000, 200
+MODELS, EXECUTIONS, PACKETS, MESSAGES, DATAGRAMS = 240, 120, 160, 400, 80
 """Cases of an ordinary run by kind."""
 
 NONE = ErrorStatus.NONE
@@ -202,7 +202,7 @@ async def test_mutated_packets_are_answered() -> None:
     st.binary(max_size=200)
     | st.lists(st.integers(-(2**63), 2**64 - 1) | st.lists(st.integers(0, 9))).map(msgspec.msgpack.encode)
 )
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 def test_any_bytes_are_a_packet_or_refused(payload: bytes) -> None:
     for decode in (decode_request, decode_result):
         with contextlib.suppress(MalformedPacket):
@@ -215,7 +215,7 @@ def test_any_bytes_are_a_packet_or_refused(payload: bytes) -> None:
         st.tuples(st.lists(st.integers(0, 2**32 - 1), max_size=6).map(tuple), st.booleans()), max_size=8
     ),
 )
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True)
 def test_results_survive_their_packets(measure: bool, shapes: list[tuple[tuple[int, ...], bool]]) -> None:
     whole = all(sufficient for _, sufficient in shapes)
     result = result_of(ExecutionResult(whole, tuple(OutputShape(*shape) for shape in shapes)))

@@ -220,6 +220,7 @@ class TanhAlone(ReferenceDevice):
         return [operation.type == OperationType.TANH for operation in model.main.operations]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("contains", ["caching", ""])
 async def test_device_that_lacks_the_operations_of_the_suites_models_fails_no_case(contains: str) -> None:
     async with TanhAlone() as device:

@@ -96,6 +96,7 @@ async def test_runtime_goes_on_without_it(
         assert compilation.devices == ("reference",)
 
 
+@pytest.mark.sampled(3)
 def test_client_imports_nothing_of_the_engine(engine: Any) -> None:
     package = engine.module.partition(".")[0]
     code = (
@@ -189,6 +190,7 @@ async def test_output_that_no_input_decides_is_computed_beforehand(engine: Any, 
         await prepared.aclose()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 async def test_lock_is_free_while_the_engine_computes(engine: Any, small: Any) -> None:
     size = 1024
@@ -293,6 +295,7 @@ async def test_damaged_file_is_refused_before_the_engine_reads_it(
             await device.prepare_model_from_cache(files)
 
 
+@pytest.mark.sampled(3)
 async def test_cache_of_another_version_of_the_engine_is_refused_before_the_engine_reads_it(
     engine: Any, files: CacheFiles, small: Any, monkeypatch: pytest.MonkeyPatch, no_version_kept: None
 ) -> None:

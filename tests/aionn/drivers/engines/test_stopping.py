@@ -67,6 +67,7 @@ def test_drivers_of_stoppable_engines_promise_it(described: Any) -> None:
     assert described.lists.INFO.cancel == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 async def test_cancelled_execution_stops_between_two_operations(
     stoppable: Any, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +98,7 @@ async def test_cancelled_execution_stops_between_two_operations(
         await prepared.aclose()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 async def test_deadline_stops_a_running_execution(stoppable: Any) -> None:
     model = products(400, 256)
@@ -218,6 +220,7 @@ async def _cancel_calls_at_random_moments(stoppable: Any, count: int) -> None:
     assert sum(moments.values()) == count
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 async def test_calls_that_are_cancelled_at_random_moments_leave_nothing_in_the_driver_s_process(
     stoppable: Any,

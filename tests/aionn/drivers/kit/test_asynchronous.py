@@ -345,6 +345,7 @@ async def test_error_of_a_call_beside_the_loop_is_not_taken_for_a_shortage_of_th
             await device.on_thread(fail)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("group", ["claims", "quality_of_service"])
 def test_the_driver_suite_finds_nothing(group: str) -> None:
     async def make() -> SimulatedDevice:

@@ -99,7 +99,7 @@ def executed(request: pytest.FixtureRequest) -> Any:
 # allocate
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("description", "inputs", "outputs"),
     [

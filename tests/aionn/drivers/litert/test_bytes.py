@@ -280,6 +280,7 @@ def results(
     ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_file_of_one_operator_gives_litert_s_bytes(tmp_path: Path, family: str) -> None:
     generator = np.random.default_rng(5)

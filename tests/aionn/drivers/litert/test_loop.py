@@ -76,6 +76,7 @@ def run(work: Callable[[WatchedSelector], Any]) -> Any:
         return runner.run(work(selector))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolation", ["process", "in_process"])
 def test_running_model_holds_the_loop_for_less_than_a_millisecond(isolation: str) -> None:
     found = run(lambda selector: holds(selector, isolation))

@@ -87,11 +87,13 @@ async def compare(path: Path, small: Any, thread_count: int = 1) -> None:
     close_pools(model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SMALL)
 async def test_small_model_gives_litert_s_bytes(example_data: Path, small: Any, name: str) -> None:
     await compare(example_data / f"{name}.tflite", small)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", LARGE)
 async def test_large_model_gives_litert_s_bytes(shared: Path, small: Any, name: str) -> None:
     await compare(shared / "models" / f"{name}.tflite", small)

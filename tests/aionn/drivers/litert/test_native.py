@@ -207,6 +207,7 @@ async def test_values_that_are_copied_and_real_time_stay_in_python(
     await prepared.aclose()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("native", ["0", "1"])
 async def test_driver_processes_give_the_same_outputs(

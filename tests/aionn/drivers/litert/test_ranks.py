@@ -192,7 +192,7 @@ PART = 3
 """Of the pairs of a producer and a consumer, one in so many is in the ordinary run, another one for each type."""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     "is_whole", [False, pytest.param(True, marks=pytest.mark.long)], ids=["part", "whole"]
 )

@@ -146,7 +146,7 @@ WINDOWED: dict[str, tuple[ValueInfo, list[str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])
 @pytest.mark.parametrize("op_type", WINDOWED)
 async def test_padding_that_is_supported_has_the_shape_of_onnx(op_type: str, auto_pad: str) -> None:

@@ -16,6 +16,7 @@ LIMIT_S = 100
 ONE = np.ones(1, np.float32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("driver", "error"),

@@ -56,7 +56,7 @@ REQUESTS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("keep", ["latest", "oldest", "all"])
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 60))]

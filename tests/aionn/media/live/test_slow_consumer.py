@@ -66,6 +66,7 @@ class Opener:
         pass
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("keep", ["latest", "all", "oldest"])
 @pytest.mark.parametrize("minutes", [0.5, pytest.param(30, marks=pytest.mark.long)])
 def test_delay_is_bounded_however_long_the_camera_is_twice_as_fast(keep, minutes):

@@ -17,6 +17,7 @@ CLOCKS_S = {"back": (3600, 0), "ahead": (0, 3600)}
 """Where the clock of the medium begins before the jump and after it."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("jump", CLOCKS_S)
 def test_clock_that_jumps_is_a_gap_and_no_loss(really, jump):
     before_s, after_s = CLOCKS_S[jump]

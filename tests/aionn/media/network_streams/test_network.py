@@ -162,6 +162,7 @@ def test_lost_server_is_connected_again_in_every_way_of_losing_it(really, impati
     assert len(reasons) >= 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -196,6 +197,7 @@ def test_server_without_a_stream_is_an_error_that_names_the_fault(really, answer
     really(body)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", ["silent", "headers", "redirects", "half", "slow"])
 def test_server_that_never_gets_to_the_point_is_bounded_in_time(really, kind):
     async def behaviour(reader, writer, number):

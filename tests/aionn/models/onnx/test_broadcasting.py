@@ -59,7 +59,7 @@ def narrower(shape):
     ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("op_type", ELEMENTWISE)
 def test_a_constant_of_any_shape_meets_its_axes(op_type):
     function = ELEMENTWISE[op_type]
@@ -94,6 +94,7 @@ def test_choices_meet_the_axes_of_the_condition():
         np.testing.assert_array_equal(found, np.where(condition, a, b), err_msg=f"{yes} {no}")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("is_constant", [True, False])
 @pytest.mark.parametrize("turns", [(0, 0), (1, 1)])
 def test_the_bias_of_a_product_is_a_row_a_column_or_a_matrix(turns, is_constant):

@@ -48,6 +48,7 @@ def load():
             pool.close()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SMALL + LARGE)
 def test_shared_model_imports_as_a_valid_model(name, shared, load):
     imported = load(shared / "models" / f"{name}.tflite")
@@ -60,6 +61,7 @@ def test_shared_model_imports_as_a_valid_model(name, shared, load):
     assert [len(names) for names in imported.operation_names] == counts
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", [*SMALL, pytest.param("mobilenet_v2_1.0_224_int8", marks=pytest.mark.slow)])
 def test_shared_model_computes_what_the_reference_kernels_compute(name, shared, load):
     interpreter = pytest.importorskip("ai_edge_litert.interpreter")
@@ -177,7 +179,7 @@ def _flip(name, shared, count):
     return outcomes
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", SMALL)
 def test_damaged_file_loads_or_is_refused(name, shared):
     assert _flip(name, shared, 60) == {"refused", "loaded"}

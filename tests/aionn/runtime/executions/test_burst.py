@@ -23,16 +23,27 @@ LIMIT_S = 12.0
 """Far beyond the deadlines, and sooner than a loop ends by its own time-out where a test has ``long_loops``."""
 
 
-@pytest.fixture
-def long_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops in bursts have the longest time-out that there is, 15 s."""
+def end_loops_after(timeout_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops in bursts have this time-out."""
     for kind in (BurstController, DirectBurst):
         launch = kind.launch
 
         def launched(self: Any, *arguments: Any, launch: Any = launch, **options: Any) -> Any:
-            return launch(self, *arguments, **{**options, "loop_timeout_ns": qos.LOOP_TIMEOUT_MAX_NS})
+            return launch(self, *arguments, **{**options, "loop_timeout_ns": timeout_ns})
 
         monkeypatch.setattr(kind, "launch", launched)
+
+
+@pytest.fixture
+def long_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops in bursts have the longest time-out that there is, 15 s."""
+    end_loops_after(qos.LOOP_TIMEOUT_MAX_NS, monkeypatch)
+
+
+@pytest.fixture
+def short_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops in bursts have a time-out of a second: nobody waits for their end, and they compute until then."""
+    end_loops_after(1_000_000_000, monkeypatch)
 
 
 @pytest.fixture
@@ -50,6 +61,7 @@ async def numbered(count: int, like: Values) -> AsyncIterator[Values]:
         yield np.full_like(like, index)
 
 
+@pytest.mark.sampled(2)
 async def test_stream_gives_results_in_order(
     any_runtime: aionn.Runtime, digits: Path, silence: Values
 ) -> None:
@@ -198,14 +210,16 @@ async def test_burst_can_be_entered_once(runtime: aionn.Runtime, digits: Path, s
         await never.__aenter__()
 
 
-async def test_cancelled_execution_holds_the_device_until_it_has_answered(runtime: aionn.Runtime) -> None:
+async def test_cancelled_execution_holds_the_device_until_it_has_answered(
+    runtime: aionn.Runtime, short_loops: None
+) -> None:
     net = await runtime.compile(endless_model())
     value = np.ones(1, np.float32)
     async with net.burst(slots=1) as burst:
         dispatcher = runtime.devices[0].dispatcher
         with anyio.move_on_after(0.05):
             await burst.execute([value])
-        assert "free" not in dispatcher.explain(), "the loop ends by its time-out of two seconds"
+        assert "free" not in dispatcher.explain(), "the loop ends by its time-out of a second"
         # The only slot is free again, and so is the device's, when the loop has ended.
         with anyio.fail_after(LIMIT_S):
             result = await burst.execute([-value])
@@ -293,8 +307,9 @@ async def test_wait_for_a_slot_ends_at_the_deadline(any_runtime: aionn.Runtime) 
         slot.close()
 
 
+@pytest.mark.sampled(2)
 async def test_execution_that_waits_for_a_slot_is_told_that_its_burst_was_closed(
-    any_runtime: aionn.Runtime,
+    any_runtime: aionn.Runtime, short_loops: None
 ) -> None:
     net = await any_runtime.compile(endless_model())
     value = np.ones(1, np.float32)

@@ -84,7 +84,7 @@ def expected(raised: type[BaseException], where: str) -> type[BaseException]:
     return aionn.GeneralFailure if raised in MISLEADING else raised
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("with_deadlines", [False, True])
 @pytest.mark.parametrize(
     ("raised", "where"),

@@ -34,6 +34,7 @@ def two_devices() -> list[PickyDevice]:
     return [PickyDevice("left", {Op.RELU, Op.ABS}), PickyDevice("right", {Op.FLOOR})]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kinds", "steps"),
     [([Op.ABS, Op.FLOOR], 2), ([Op.ABS, Op.FLOOR, Op.RELU, Op.FLOOR], 4)],

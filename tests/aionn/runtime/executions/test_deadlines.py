@@ -109,6 +109,7 @@ async def told_at_the_deadline(call: Call, bench: Bench) -> None:
     assert aionn.after(0) >= deadline - 1_000_000
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 async def test_wait_for_the_devices_slot(bench: Bench, call: Call) -> None:
     work = await acquire(bench.device.dispatcher, priority=aionn.Priority.HIGH, deadline_ns=None)
@@ -117,6 +118,7 @@ async def test_wait_for_the_devices_slot(bench: Bench, call: Call) -> None:
     assert (await bench.net.execute([-ONE])).outputs[0] == -1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 async def test_wait_for_a_driver_process_that_is_stopped(bench: Bench, call: Call) -> None:
     with bench.stopped():
@@ -125,6 +127,7 @@ async def test_wait_for_a_driver_process_that_is_stopped(bench: Bench, call: Cal
         assert (await bench.net.execute([-ONE])).outputs[0] == -1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "call", [c for c in CALLS if c is not execute_in_a_burst], ids=lambda call: call.__name__
 )

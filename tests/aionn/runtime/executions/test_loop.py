@@ -101,6 +101,7 @@ async def use(path: Path, isolation: str, folder: Path) -> Watchdog:
     return watchdog
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolation", ["process", "in_process"])
 async def test_loop_is_never_held_by_a_large_model(shared: Path, tmp_path: Path, isolation: str) -> None:
     """Opening, importing, compiling, executing, bursts and closing; the quietest of some runs counts, phase by phase: what the

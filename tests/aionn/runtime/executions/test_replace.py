@@ -123,6 +123,7 @@ async def test_burst_and_stream_continue_with_the_new_model(runtime: aionn.Runti
         assert (statistics.total, statistics.free) == (3, 3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("slots", [1, 4])
 async def test_every_frame_has_one_result_of_one_model_while_models_change(
     runtime: aionn.Runtime, device: Device, slots: int

@@ -220,7 +220,7 @@ async def check(kind: str, way: str) -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", SOURCES)
 async def test_only_the_stream_of_a_source_with_a_scope_ends(kind: str, way: str) -> None:

@@ -405,7 +405,7 @@ async def test_execution_that_is_cancelled_while_it_waits_for_a_slot_leaves_the_
         await settled(burst, runtime)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("way", ["body", "waiting", "break", "fail_after", "result"])
 async def test_stream_that_is_broken_off_and_kept_leaves_slots_for_executions(
     net: aionn.Compilation, runtime: aionn.Runtime, way: str, options: dict[str, Any]

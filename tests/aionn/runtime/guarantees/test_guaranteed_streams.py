@@ -47,7 +47,7 @@ def test_learnt_durations_need_no_warm_up():
     Trial(npu()).play(main)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("preemption", ["none", "between_operations"])
 def test_admitted_streams_beside_a_flood_lose_no_frame(slots, preemption):

@@ -281,6 +281,7 @@ async def test_use_on_several_devices_gets_shared_memory() -> None:
 # State
 
 
+@pytest.mark.sampled(2)
 async def test_lstm_state_stays_in_device_memory(
     runtime: aionn.Runtime, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,12 +94,14 @@ def tried(way: Callable[..., Any], value: Any) -> Any:
     return run(main)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("value", RIGHT)
 def test_unusual_array_gives_the_right_answer(way: str, value: str) -> None:
     assert tried(WAYS[way], RIGHT[value]()).tolist() == X.tolist()
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("value", WRONG)
 def test_wrong_value_is_refused_with_what_the_input_takes(way: str, value: str) -> None:
@@ -109,6 +111,7 @@ def test_wrong_value_is_refused_with_what_the_input_takes(way: str, value: str) 
         tried(WAYS[way], WRONG[value]())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("value", WRONG)
 def test_blocking_call_refuses_it_likewise(value: str) -> None:
     with aionn.blocking.open(drivers=["reference"], isolation="in_process") as runtime:

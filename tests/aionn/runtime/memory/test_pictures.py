@@ -62,6 +62,7 @@ def gradient(height: int, width: int) -> Any:
     return np.stack((rows % 256, columns % 256, (rows + columns) % 256), axis=2).astype(np.uint8)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", [(60, 50), (7, 4), (6, 11), (1, 1), (1080, 1920)])
 def test_stretched_picture_has_the_nearest_pixels(shape: tuple[int, int]) -> None:
     picture = gradient(*shape)

@@ -130,6 +130,7 @@ async def test_other_choice_is_another_compilation(
     assert (await runtime.compile(digits, **options)).from_cache
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "grow", "swap"])
 async def test_changed_file_is_made_anew(
     runtime: aionn.Runtime, digits: Path, silence: Values, cache: Path, damage: str, tmp_path: Path

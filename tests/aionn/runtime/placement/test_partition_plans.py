@@ -460,6 +460,7 @@ async def test_no_token_no_cache(tmp_path: Path, kinds: tuple[OperationType, ...
     assert await tokens_of(tmp_path, Choice(token=None, kinds=kinds)) == []
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kinds", [WHOLE, PART], ids=["simple", "compound"])
 @pytest.mark.parametrize(
     "change",

@@ -26,7 +26,7 @@ from tests.support.conformance_data import all_tests
 from tests.support.split import SPLIT, PickyDevice, SplitDevice, split_devices
 from tests.support.split_run import Tally, run_one, run_split
 
-SHARE = 60
+SHARE = 120
 """One conformance test in so many is in the ordinary run, with those of several operations drawn more often."""
 
 SHARE_LONG = 12
@@ -51,7 +51,7 @@ def draw(data: Path, seed: int, share: int) -> list[CtsTest]:
 
 @pytest.mark.parametrize(
     ("share", "more_than", "cut_more_than"),
-    [(SHARE, 40, 10), pytest.param(SHARE_LONG, 200, 60, marks=pytest.mark.long)],
+    [(SHARE, 15, 4), pytest.param(SHARE_LONG, 200, 60, marks=pytest.mark.long)],
 )
 @pytest.mark.parametrize("seed", [1])
 async def test_share_of_the_data_passes_on_a_split_device(
@@ -115,6 +115,7 @@ async def test_share_of_the_data_passes_with_a_device_that_fails(
     assert (tally.fallen_back > share.fallen_back_more_than) == (fail_at == "run")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("share", FAILING_SHARES)
 @pytest.mark.parametrize("after", [1, 7])
 async def test_share_of_the_data_passes_with_a_device_that_dies_midway(
@@ -184,7 +185,7 @@ def cut_test(data: Path) -> CtsTest:
     return max((t for t in all_tests(data) if not t.referenced), key=lambda t: len(t.main.operations))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("fail_at", ["prepare", "run"])
 @pytest.mark.parametrize("failure", [GeneralFailure, DeviceUnavailable, DeadObject, ResourceExhausted])
 async def test_failing_device_is_made_good_or_told(data: Path, fail_at: str, failure: type[Error]) -> None:
@@ -211,6 +212,7 @@ async def test_failing_device_is_made_good_or_told(data: Path, fail_at: str, fai
                 await strict.execute(cts.main_inputs(test))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", ["prepare", "run"])
 async def test_dying_driver_is_made_good_or_told(data: Path, where: str) -> None:
     test = cut_test(data)

@@ -468,7 +468,7 @@ def played(seed, slot_count, can_preempt):
     return traced, dispatcher.statistics(), dispatcher.explain()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("can_preempt", [False, True])
 @pytest.mark.parametrize("slot_count", [1, 2, 3])
 def test_what_starts_at_once_is_what_deciding_would_start(monkeypatch, slot_count, can_preempt):

@@ -74,6 +74,7 @@ def test_no_slot_is_kept_where_there_is_one_or_low_jobs_yield(slot_count, can_pr
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("slot_count", [2, 3])
 def test_with_a_kept_slot_no_job_is_lost_and_low_jobs_never_hold_all(slot_count):
     for seed in range(50):

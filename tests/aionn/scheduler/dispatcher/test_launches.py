@@ -201,7 +201,7 @@ async def test_job_that_takes_the_slot_of_another_also_preempts_what_that_one_pr
     assert dispatcher.busy_count == 0
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("slot_count", [1, 2])
 @pytest.mark.parametrize("block", range(4))
 def test_whatever_happens_at_the_same_time_none_launches_without_a_slot_or_is_rejected_early(

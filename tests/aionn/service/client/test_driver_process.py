@@ -59,7 +59,7 @@ def silence() -> np.ndarray:
 
 @pytest.mark.parametrize(
     "name",
-    ["-h", "--spare", *(pytest.param(name, marks=pytest.mark.long) for name in ("--fd", "-1", "a b=c"))],
+    ["--spare", *(pytest.param(name, marks=pytest.mark.long) for name in ("-h", "--fd", "-1", "a b=c"))],
 )
 @pytest.mark.forked("none")
 async def test_name_of_a_device_may_look_like_an_option(background: Background, name: str) -> None:
@@ -154,6 +154,7 @@ async def test_driver_that_dies_while_compiling_is_started_again(digits: Path) -
         await runtime.compile(digits)
 
 
+@pytest.mark.forked("any")
 def test_killed_application_takes_its_driver_along(digits: Path, repository: Path) -> None:
     script = textwrap.dedent(
         """
@@ -451,7 +452,9 @@ host.main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("hang_after", [[], ["--hang-after=60"]])
+@pytest.mark.forked("any")
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("hang_after", [["--hang-after=60"], []])
 async def test_driver_process_without_threads_tells_its_client_and_ends(hang_after: list[str]) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     arguments = ["--driver=reference", "--name=reference", f"--fd={theirs.fileno()}", *hang_after]

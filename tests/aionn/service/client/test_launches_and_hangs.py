@@ -186,6 +186,7 @@ async def test_death_tells_every_callback_once(background: Any, small: Any) -> N
     await device.aclose()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("how", "by"),
     [
@@ -384,6 +385,7 @@ async def _gone(device: RemoteDevice) -> None:
             await anyio.sleep(0.005)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("driver", "why"),
     [
@@ -453,6 +455,7 @@ async def test_start_after_a_long_life_does_not_wait(served: Any, monkeypatch: p
     await device.aclose()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", [pytest.param("loop", marks=pytest.mark.long), "hold the GIL", "stop"])
 async def test_setting_ends_what_hangs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, capfd: Any

@@ -391,6 +391,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ready", "importing"])
 def test_killed_application_takes_its_spare_process_along(repository: Path, is_ready: bool) -> None:
     script = textwrap.dedent(APPLICATION).replace("{ready}", str(is_ready))

@@ -78,16 +78,17 @@ def test_nothing_is_reported_where_nothing_was_suppressed(
 
 
 @pytest.mark.parametrize(
-    "lines", [200, *(pytest.param(n, marks=pytest.mark.long) for n in (1_000, 8_000, 32_000))]
+    ("lines", "reports"),
+    [(40, 2), *(pytest.param(n, 10, marks=pytest.mark.long) for n in (200, 1_000, 8_000, 32_000))],
 )
 def test_flood_is_reported_once_in_a_while(
-    noisy: StandardError, caplog: pytest.LogCaptureFixture, lines: int
+    noisy: StandardError, caplog: pytest.LogCaptureFixture, lines: int, reports: int
 ) -> None:
-    for turn in range(1000):
+    for turn in range(100 * reports):
         take(noisy, b"x\n" * lines, now_s=turn * REPORT_S / 100)
-    reports = sum("suppressed" in line for line in said(caplog))
-    assert 9 <= reports <= 11
-    assert len(said(caplog)) <= LINES_BURST + LINES_PER_S * 10 * REPORT_S + reports
+    found = sum("suppressed" in line for line in said(caplog))
+    assert reports - 1 <= found <= reports + 1
+    assert len(said(caplog)) <= LINES_BURST + LINES_PER_S * reports * REPORT_S + found
 
 
 def test_beginning_of_an_endless_line_is_logged_and_the_next_line_is_whole(
@@ -127,6 +128,7 @@ def test_lines_under_a_tag_are_limited_as_well(caplog: pytest.LogCaptureFixture)
     assert sum(record.getMessage().startswith("said") for record in caplog.records) == LINES_BURST
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("written", ["x", "\\n", "x\\n" * 500], ids=["bytes", "empty lines", "lines"])
 async def test_standard_error_is_read_a_thousand_times_in_a_second_at_most(
     written: str, monkeypatch: pytest.MonkeyPatch

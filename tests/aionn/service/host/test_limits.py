@@ -91,6 +91,7 @@ class Ways:
 WAYS = ["synchronous", "launched", "fenced", "reusable", "reusable_fenced"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 async def test_limits_of_time_end_an_execution_whichever_way_it_takes(served: Any, way: str) -> None:
     client = served.client()

@@ -23,8 +23,8 @@ from aionn.service.client.device import RemoteDevice
 pytestmark = pytest.mark.forked("any")
 
 WAIT_S_MAX = 30.0
-OPERATIONS = 8000
-"""A third of a second to check, on one core."""
+OPERATIONS = 4000
+"""A sixth of a second to check, on one core."""
 
 DRIVERS = """
     import sys

@@ -125,6 +125,7 @@ def messages(file_memory: Memory) -> dict[str, Message]:
     }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["call", "rejected", "cancel", "reply"])
 async def test_other_tasks_have_their_turn_whatever_is_said(kind: str, file_memory: Memory) -> None:
     message, count = messages(file_memory)[kind], 128
@@ -147,6 +148,7 @@ async def _turns_with_connections(count: int, message: Message, processes: list[
         return await until(lambda: all(channel.received_count for channel, _ in ends))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["call", "rejected", "cancel", "reply"])
 async def test_connections_of_one_process_have_one_turn_together(kind: str, file_memory: Memory) -> None:
     message, count = messages(file_memory)[kind], 48
@@ -167,6 +169,7 @@ async def test_process_whose_other_connections_are_gone_is_not_slowed_down() -> 
         assert await until(lambda: channel.received_count == 2 * count) <= count // TURN_WEIGHT + 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_one_process", [True, False])
 async def test_parts_of_large_models_of_one_process_are_decoded_in_turn(
     monkeypatch: pytest.MonkeyPatch, is_one_process: bool
@@ -224,6 +227,7 @@ async def test_larger_messages_leave_the_turn_to_others_sooner(text_bytes: int) 
         assert turns_expected - 1 <= turns <= 1.5 * turns_expected + 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["call", "rejected"])
 async def test_peer_that_reads_no_answers_is_read_no_further(
     kind: str, file_memory: Memory, monkeypatch: pytest.MonkeyPatch

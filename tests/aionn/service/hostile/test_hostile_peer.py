@@ -23,9 +23,9 @@ from tests.support.server_scope import server_scope
 pytestmark = pytest.mark.forked("any")
 
 HERE = Path(__file__).parent
-ATTACK_S = 0.15
+ATTACK_S = 0.1
 ATTACK_LONG_S = 20.0
-SAMPLE = 6
+SAMPLE = 10
 """Of the attacks of a family the ordinary run takes the first, and every so many-th after it."""
 
 REJECTED = re.compile(": (DeviceUnavailable|DeadObject): ")

@@ -39,6 +39,7 @@ def test_use_without_an_end_is_a_flood_soon() -> None:
     assert now_ns - S <= (1 + PAUSE) * (FLOOD_NS + MS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(5))
 def test_calls_that_are_sent_together_for_each_frame_are_never_a_flood(seed: int) -> None:
     """At 30 frames in a second, with up to eight calls of a third of a millisecond for each, for ten minutes."""

@@ -471,7 +471,7 @@ async def test_reception_of_a_large_model_can_be_cancelled_and_ends_with_the_pee
     async def handler(body: Any, channel: Channel) -> Any:
         raise AssertionError("it is not received to its end")
 
-    payload, fds, keep = encode(Call(3, SupportedOperations(chain(5000))))
+    payload, fds, keep = encode(Call(3, SupportedOperations(chain(2500))))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = Channel(ours, handler, peer_name="the peer")
     async with anyio.create_task_group() as tasks:
@@ -512,7 +512,7 @@ def test_server_that_receives_large_messages_ends_when_it_is_told_to(tmp_path: A
     path = tmp_path / "server.sock"
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     command = [sys.executable, "-m", "aionn", "serve", "reference", "--socket", str(path)]
-    model, fds, keep = encode(Call(3, SupportedOperations(chain(8000))))
+    model, fds, keep = encode(Call(3, SupportedOperations(chain(4000))))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None and "serving" in server.stdout.readline()
         clients = []

@@ -266,10 +266,10 @@ def until_no_more_than(count: int) -> None:
 
 def test_mutated_messages_are_refused_or_are_messages(small: Any) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    accepted = fuzz_decode(small, seed=5, count=10_000)
+    accepted = fuzz_decode(small, seed=5, count=3_000)
     gc.collect()
     until_no_more_than(before)
-    assert 100 < accepted < 9_900  # Mutations that are all refused, or none, would try nothing.
+    assert 30 < accepted < 2_970  # Mutations that are all refused, or none, would try nothing.
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -347,7 +347,7 @@ class _NoChannel(Channel):
 
 
 async def test_session_survives_mutated_calls(small: Any) -> None:
-    answered = await fuzz_session(small, seed=11, count=6_000)
+    answered = await fuzz_session(small, seed=11, count=2_500)
     assert {
         "INVALID_ARGUMENT",
         "GENERAL_FAILURE",
