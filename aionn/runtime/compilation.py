@@ -42,6 +42,7 @@ from aionn.runtime.memory.arguments import (
     Array,
     Binding,
     RequestArea,
+    check_apart,
     check_inputs,
     output_target,
 )
@@ -329,6 +330,9 @@ class Compilation:
                 )
             elif value is not None:
                 targets[main.output_indexes[index]] = output_target(index, self.outputs[index], value)
+        if len(targets) > 1:
+            keys = enumerate(main.output_indexes)
+            check_apart({index: targets[key] for index, key in keys if key in targets})
         return bound, plain, targets
 
     def _give_back(self, plan: PlanInUse, job: ExecutionJob) -> None:

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -45,6 +46,7 @@ __all__ = [
     "Binding",
     "RequestArea",
     "TensorSpec",
+    "check_apart",
     "check_inputs",
     "check_unmasked",
     "declared_spec",
@@ -54,6 +56,9 @@ __all__ = [
 ]
 
 _logger = logging.getLogger("aionn.memory")
+
+_OVERLAP_WORK_MAX = 1000
+"""Steps of a comparison of two views: some microseconds. Only views of many axes that interleave take more, and are let pass."""
 
 Array = npt.NDArray[Any]
 
@@ -281,6 +286,26 @@ def output_target(index: int, spec: TensorSpec, value: Any) -> Array:
     elif spec.dimensions and combine_dimensions(spec.dimensions, array.shape) is None:
         raise InvalidArgument(f"{where}: expected shape {list(spec.dimensions)}, got {list(array.shape)}")
     return array
+
+
+def check_apart(targets: Mapping[int, Array]) -> None:
+    """Checks that no memory is to get two outputs, of which the later one would overwrite a part of the other.
+
+    Args:
+        targets: The arrays, by output.
+
+    Raises:
+        InvalidArgument: Two overlap; names both.
+    """
+    for (index, array), (other, other_array) in itertools.combinations(targets.items(), 2):
+        try:
+            is_shared = np.shares_memory(array, other_array, max_work=_OVERLAP_WORK_MAX)
+        except np.exceptions.TooHardError:
+            continue
+        if is_shared:
+            raise InvalidArgument(
+                f"output {other}: expected an array of its own, got one that overlaps that of output {index}"
+            )
 
 
 class Value(msgspec.Struct, frozen=True):

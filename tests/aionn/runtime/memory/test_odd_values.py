@@ -11,7 +11,8 @@ import pytest
 
 import aionn
 import aionn.blocking
-from aionn.hal import OperandType
+from aionn.hal import OperandType, OperationType
+from aionn.models.builder import GraphBuilder
 from aionn.runtime.memory.arguments import TensorSpec, check_inputs
 from aionn.runtime.memory.declared import Declared, number_of
 from aionn.testing import SimulatedDevice, models, run
@@ -214,3 +215,19 @@ def test_masked_elements_are_refused_wherever_an_array_is_copied(take: Callable[
         aionn.InvalidArgument, match="expected an array without masked elements, got masked ones"
     ):
         take()
+
+
+async def test_outputs_that_overlap_are_refused_and_those_that_touch_are_right() -> None:
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (LENGTH,))
+    outputs = [graph.result(kind, [x], x) for kind in (OperationType.RELU, OperationType.ABS)]
+    async with aionn.open(drivers=["reference"], isolation="in_process") as runtime:
+        net = await runtime.compile(graph.build(outputs))
+        room = np.zeros(2 * LENGTH, np.float32)
+        with pytest.raises(
+            aionn.InvalidArgument, match="output 1: expected an array of its own, got one that overlaps"
+        ):
+            await net.execute([X], outputs=[room[:LENGTH], room[LENGTH - 1 : -1]])
+        for targets in ([room[:LENGTH], room[LENGTH:]], [room[::2], room[1::2]]):
+            await net.execute([X], outputs=targets)
+            np.testing.assert_array_equal(targets, [np.maximum(X, 0), np.abs(X)])
