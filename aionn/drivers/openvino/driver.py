@@ -25,6 +25,7 @@ from aionn.drivers.kit.engines.support import Unsupported, part_of, single_opera
 from aionn.drivers.kit.onnx.device import OnnxDevice
 from aionn.drivers.kit.onnx.lowered import OPSET, Dialect, Lowered
 from aionn.drivers.openvino.expectations import EXPECTED_DIFFERENCES, EXPECTED_FAILURES, UNSUPPORTED
+from aionn.drivers.openvino.gaps import gap_of
 from aionn.drivers.openvino.hardware import CPU, openvino_name
 from aionn.drivers.openvino.terms import SLOTS_MAX, Description, properties_for, terms_of
 from aionn.errors import DeviceUnavailable
@@ -160,6 +161,7 @@ class OpenvinoDevice(OnnxDevice):
         has_products_in_turn=False,
         has_separate_constants=False,
         has_views_beside_transposes=False,
+        gap_of=gap_of,
     )
 
     def __init__(self, name: str = INFO.name, driver: str = INFO.name) -> None:
