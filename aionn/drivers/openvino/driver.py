@@ -25,6 +25,7 @@ from aionn.drivers.kit.engines.support import Unsupported, part_of, single_opera
 from aionn.drivers.kit.onnx.device import OnnxDevice
 from aionn.drivers.kit.onnx.lowered import OPSET, Dialect, Lowered
 from aionn.drivers.openvino.expectations import EXPECTED_DIFFERENCES, EXPECTED_FAILURES, UNSUPPORTED
+from aionn.drivers.openvino.gaps import gap_of
 from aionn.drivers.openvino.hardware import CPU, openvino_name
 from aionn.drivers.openvino.terms import SLOTS_MAX, Description, properties_for, terms_of
 from aionn.errors import DeviceUnavailable
@@ -65,7 +66,7 @@ figure of their own take the larger one, and energy follows time. GPUs and NPUs 
 INFO = DeviceInfo(
     name=CPU,
     type=DeviceType.CPU,
-    version="6",
+    version="7",
     feature_level=FeatureLevel.LEVEL_7,
     capabilities=measured_capabilities(FLOAT_TIME, SIGNED_TIME),
     cache_files=CacheFileCounts(1, 1),
@@ -88,8 +89,9 @@ def _checked_name(driver: str) -> str:
         )
     check_version(DISTRIBUTION, version_of(DISTRIBUTION), VERSION_MIN, "openvino")
     plugin = f"libopenvino_intel_{device.partition('.')[0].lower()}_plugin.so"
-    files = importlib.metadata.files(DISTRIBUTION) or ()
-    if files and not any(file.name == plugin for file in files):
+    # The list of its files as text: to parse it takes as long as the rest of a runtime's opening.
+    record = importlib.metadata.distribution(DISTRIBUTION).read_text("RECORD")
+    if record and f"/{plugin}," not in record:
         raise DeviceUnavailable(
             f"{DISTRIBUTION}: the installed package lacks {plugin}, the plugin for {device}"
         )
@@ -143,7 +145,8 @@ class OpenvinoDevice(OnnxDevice):
     # image that is smaller than the window, and compute some groups of 8-bit numbers and some strides wrongly; those for
     # transposed ones of 8-bit numbers lose the layer behind them. Readers of a Concat of vectors write over them. The kernel for
     # products has one product for each lane of a vector, and multiplies these in the end; those that compare, sort, reduce and
-    # clamp make integers floats.
+    # clamp make integers floats. Its passes make one constant of two, and of quantised sums they lose one of two. A Reshape and a
+    # Transpose of one value lose each other's memory.
     dialect = Dialect(
         has_wide_numbers=False,
         reports_indexes=False,
@@ -156,6 +159,9 @@ class OpenvinoDevice(OnnxDevice):
         has_exact_reals=False,
         has_exact_integers=False,
         has_products_in_turn=False,
+        has_separate_constants=False,
+        has_views_beside_transposes=False,
+        gap_of=gap_of,
     )
 
     def __init__(self, name: str = INFO.name, driver: str = INFO.name) -> None:

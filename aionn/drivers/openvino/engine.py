@@ -69,6 +69,9 @@ _NOT_EXPORTED = ("GRU", "LSTM", "RNN")
 """Operators whose models OpenVINO 2026.4 exports wrongly: imported again, a layer over a sequence has other results from the second
 step on where the batch is larger than 1."""
 
+_FUSED_NOT_EXPORTED = frozenset(("RoPE",))
+"""Operations that OpenVINO makes of several and exports wrongly: half of the result of a rotary embedding is noise."""
+
 _BLOB, _ONNX = "blob", "onnx"
 """The forms of a cached file: OpenVINO's exported model, or the lowered one."""
 
@@ -195,12 +198,23 @@ def _imported(blob: bytes, device: str, properties: Mapping[str, str]) -> Any:
         raise _rejected(e) from e
 
 
+def _is_exported(compiled: Any) -> bool:
+    """Whether OpenVINO exports a compiled model rightly, by the operations that it has made."""
+    try:
+        operations = compiled.get_runtime_model().get_ops()
+        made = {op.get_rt_info()["layerType"].astype(str) for op in operations}
+    except _FAILURES as e:
+        _logger.debug("OpenVINO does not list the operations of a compiled model: %s", short_text(e))
+        return False
+    return made.isdisjoint(_FUSED_NOT_EXPORTED)
+
+
 class CompiledModel(Compiled):
     """OpenVINO's compiled models of a lowered one: one for each of the device's slots, or one that all slots share.
 
     Args:
         models: Them.
-        file: The lowered model where it has layers that OpenVINO does not export rightly; else empty.
+        file: The lowered model where it has operations that OpenVINO does not export rightly; else empty.
     """
 
     def __init__(self, models: Sequence[Any], file: bytes) -> None:
@@ -232,6 +246,8 @@ def compiled_model(
     first = _compiled(lowered.file, description.device, properties)
     if terms_of(description).model_count == 1:
         return CompiledModel([first], b"")
+    if not _is_exported(first):
+        return _compiled_each(lowered.file, description, properties)
     return _with_others(first, _exported(first), description, properties)
 
 

@@ -54,8 +54,13 @@ def arithmetic(op_type: str) -> Rule:
             result = _floor_divided(g, *names) if op_type == "Div" else g.emit(op_type, names)
             g.set(output, result, order)
             return
-        result = g.activated(g.emit(op_type, g.reals(pair, order)), activation)
-        g.set_real(output, result, order)
+        is_merged = output.is_quantized and not g.dialect.has_separate_constants
+        names = (
+            g.exact_reals(pair, order)
+            if is_merged and any(value.constant is not None for value in pair)
+            else g.reals(pair, order)
+        )
+        g.set_real(output, g.activated(g.emit(op_type, names), activation), order)
 
     return rule
 

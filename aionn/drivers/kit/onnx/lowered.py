@@ -45,6 +45,8 @@ class Dialect(msgspec.Struct, frozen=True):
         has_exact_integers: Whether integers of 32 bits are compared, bounded, sorted and reduced as such, and not as floats.
         has_products_in_turn: Whether ReduceProd multiplies floats one after another: products of some elements, multiplied in the
             end, may be an infinity and a zero although the product of all is neither.
+        has_separate_constants: Whether two operations with constants, one behind the other, are not computed as one.
+        has_views_beside_transposes: Whether a value that is computed may have a Transpose and a Reshape among its readers.
         gap_of: Given an operator of the extension, its record, and a function that returns the array of a constant input by its
             place: why the engine cannot be given it, or None.
     """
@@ -60,6 +62,8 @@ class Dialect(msgspec.Struct, frozen=True):
     has_exact_reals: bool = True
     has_exact_integers: bool = True
     has_products_in_turn: bool = True
+    has_separate_constants: bool = True
+    has_views_beside_transposes: bool = True
     gap_of: Callable[[str, Record, Callable[[int], Array | None]], str | None] = _no_gap
 
 

@@ -25,6 +25,7 @@ from aionn.drivers.kit.onnx.elementwise import Rule
 from aionn.drivers.kit.onnx.extension import narrowed, write_extension
 from aionn.drivers.kit.onnx.graph import Graph, Native
 from aionn.drivers.kit.onnx.lowered import FULL, IR_VERSION, Argument, Dialect, Lowered
+from aionn.drivers.kit.onnx.neighbours import keep_apart
 from aionn.drivers.kit.onnx.patterns import Patterns
 from aionn.hal import (
     EXTENSION_OPERATION_MIN,
@@ -96,6 +97,7 @@ class _Lowering:
         ]
         check = self._check() if outputs else None
         written = outputs if check is None else [*outputs, check]
+        keep_apart(g)
         self._drop_unused(written)
         read = {name for node in g.nodes for name in node.inputs}
         used = [argument for argument in inputs if argument.name in read]

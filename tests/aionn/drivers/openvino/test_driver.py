@@ -21,6 +21,7 @@ import aionn
 from aionn.conformance.requests import request_for
 from aionn.drivers import registry
 from aionn.drivers.kit.arguments import OutputArea
+from aionn.drivers.openvino import driver
 from aionn.drivers.openvino.driver import OpenvinoDevice
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import (
@@ -61,8 +62,9 @@ def gather() -> Model:
 
 
 def test_package_without_the_plugin_makes_the_device_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [importlib.metadata.PackagePath("openvino/libs/libopenvino_intel_cpu_plugin.so")]
-    monkeypatch.setattr(importlib.metadata, "files", lambda name: files)
+    record = "openvino/libs/libopenvino_intel_cpu_plugin.so,sha256=a,1\nopenvino/libs/plugin.so,,\n"
+    monkeypatch.setattr(importlib.metadata.PathDistribution, "read_text", lambda self, name: record)
+    monkeypatch.setattr(driver, "version_of", lambda distribution: "2026.4.1")
     assert registry.built_in_info("openvino-cpu", "a") is not None
     with pytest.raises(
         DeviceUnavailable, match=r"lacks libopenvino_intel_npu_plugin\.so, the plugin for NPU"

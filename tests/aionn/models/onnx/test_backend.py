@@ -39,6 +39,7 @@ ROUTES = {
     "reference": Route(("reference",), 670, 350),
     "onnx-reference": Route(("onnx-reference", "reference"), 1300, 455),
     "ort-cpu": Route(("ort-cpu", "onnx-reference"), 1300, 455),
+    "openvino-cpu": Route(("openvino-cpu", "onnx-reference", "reference"), 1300, 455),
 }
 
 SAMPLE_STEP = 24
@@ -225,10 +226,12 @@ async def check_cases(cases: Iterable[Case], route: str, path: Path) -> tuple[in
 def skip_without(route: str) -> None:
     if "ort-cpu" in ROUTES[route].drivers:
         pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    if "openvino-cpu" in ROUTES[route].drivers:
+        pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", ["onnx-reference", "ort-cpu"])
+@pytest.mark.parametrize("route", ["onnx-reference", "ort-cpu", "openvino-cpu"])
 async def test_sample_of_the_node_tests_passes_or_is_listed(
     cases: list[Case], route: str, tmp_path: Path
 ) -> None:
@@ -240,7 +243,7 @@ async def test_sample_of_the_node_tests_passes_or_is_listed(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ["reference", "onnx-reference", "ort-cpu"])
 async def test_node_tests_pass_or_are_listed(cases: list[Case], route: str, tmp_path: Path) -> None:
     skip_without(route)
     plain, expanded, failed = await check_cases(cases, route, tmp_path / "case.onnx")
@@ -251,7 +254,7 @@ async def test_node_tests_pass_or_are_listed(cases: list[Case], route: str, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
-@pytest.mark.parametrize("route", ["onnx-reference", "ort-cpu"])
+@pytest.mark.parametrize("route", ["onnx-reference", "ort-cpu", "openvino-cpu"])
 async def test_models_of_the_test_data_pass_or_are_listed(folder: str, route: str, tmp_path: Path) -> None:
     skip_without(route)
     found = list(folder_cases(folder))
