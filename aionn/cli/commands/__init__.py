@@ -36,8 +36,13 @@ def _converted(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
     return cyclopts.convert(kind, tokens)
 
 
+def _in_paragraphs(text: str) -> str:
+    """The text without the breaks of its lines: the terminal has its own width."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
+
+
 app = cyclopts.App(
-    default_parameter=cyclopts.Parameter(converter=_converted),
+    default_parameter=cyclopts.Parameter(converter=_converted, negative_iterable=()),
     name="aionn",
     help=PURPOSE,
     help_format="plaintext",
@@ -47,7 +52,7 @@ app = cyclopts.App(
     suppress_keyboard_interrupt=False,
 )
 for _place, _description in DESCRIPTIONS.items():
-    app.command(_place, name=_place.partition(":")[2], help=_description.strip())
+    app.command(_place, name=_place.partition(":")[2], help=_in_paragraphs(_description))
 app.command(
     "aionn.cli.completion:install_completion",
     name="--install-completion",
