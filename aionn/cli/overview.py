@@ -26,7 +26,7 @@ Stream a video, a recording or a live source through a model and show how late t
     "aionn.cli.commands.watch:watch": """
 Show a camera, a network stream or a video in a browser: the picture, its age, losses and the source's health.
 
-``aionn stream MODEL --source SOURCE --watch`` shows it with the answers of a model.
+aionn stream MODEL --source SOURCE --watch shows it with the answers of a model.
 """,
     "aionn.cli.commands.run:run": """
 Execute a model and show its outputs and timing.

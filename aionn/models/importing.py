@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model
 from aionn.models.onnx import load_onnx
 from aionn.models.tflite import load_tflite
@@ -38,6 +38,15 @@ ONNX_BEGIN = b"\x08"
 
 HEAD_BYTES = 8
 """Bytes that the choice of the importer needs."""
+
+FOREIGN = (
+    (b"version ", "a pointer of Git LFS; git lfs pull fetches the model"),
+    (b"<", "a page of HTML or XML; the download failed"),
+    (b"PK\x03\x04", "a zip archive, as PyTorch and Keras write them; export the model as .onnx or .tflite"),
+    (b"\x80", "a pickle, as PyTorch writes them; export the model as .onnx"),
+    (b"\x89HDF", "an HDF5 file, as Keras writes them; convert the model to .tflite"),
+)
+"""The first bytes of files that are taken for models, and the words about them, for files that cannot be imported."""
 
 
 class ImportOptions(msgspec.Struct, frozen=True):
@@ -141,17 +150,20 @@ def is_onnx(path: str | os.PathLike[str]) -> bool:
     Raises:
         InvalidArgument: The path cannot be read, or names no regular file.
     """
-    name = os.fsdecode(path)
-    with open_regular(path, "model") as file:
-        try:
-            head = file.read(HEAD_BYTES)
-        except OSError as e:
-            raise InvalidArgument(f"model {name}: cannot be read: {e.strerror}") from e
+    name, head = os.fsdecode(path), _head(path)
     if head[4:] == TFLITE_IDENTIFIER:
         return False
     if name.lower().endswith(".onnx"):
         return True
     return head[:1] == ONNX_BEGIN and not name.lower().endswith(".tflite")
+
+
+def _head(path: str | os.PathLike[str]) -> bytes:
+    with open_regular(path, "model") as file:
+        try:
+            return file.read(HEAD_BYTES)
+        except OSError as e:
+            raise InvalidArgument(f"model {os.fsdecode(path)}: cannot be read: {e.strerror}") from e
 
 
 def load_file(path: str | os.PathLike[str], options: ImportOptions = NO_OPTIONS) -> ImportedModel:
@@ -167,6 +179,19 @@ def load_file(path: str | os.PathLike[str], options: ImportOptions = NO_OPTIONS)
             there are options for a .tflite file.
         ResourceExhausted: The file does not fit into memory.
     """
+    try:
+        return _load(path, options)
+    except InvalidModel as e:
+        head = _head(path)
+        for begin, words in FOREIGN:
+            if head.startswith(begin):
+                raise InvalidModel(
+                    f"model {os.fsdecode(path)}: expected a .tflite or .onnx file, got {words}"
+                ) from e
+        raise
+
+
+def _load(path: str | os.PathLike[str], options: ImportOptions) -> ImportedModel:
     if not is_onnx(path):
         if options.names:
             raise InvalidArgument(

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import math
 import time
 from collections.abc import Iterator
+from numbers import Integral, Real
 
 import anyio
 
@@ -54,9 +56,10 @@ def to_ns(seconds: float, *, what: str) -> int:
     Raises:
         InvalidArgument: It is negative or no number.
     """
-    if not isinstance(seconds, int | float) or not seconds >= 0:
-        raise InvalidArgument(f"{what}: expected seconds of at least 0, got {seconds!r}")
-    return round(seconds * 1e9) if seconds < TIME_MAX_NS // 10**9 else TIME_MAX_NS
+    if not isinstance(seconds, Real) or not seconds >= 0:
+        advice = "; write its total_seconds()" if isinstance(seconds, datetime.timedelta) else ""
+        raise InvalidArgument(f"{what}: expected seconds of at least 0, got {seconds!r}{advice}")
+    return round(float(seconds) * 1e9) if seconds < TIME_MAX_NS // 10**9 else TIME_MAX_NS
 
 
 def after(seconds: float) -> int:
@@ -74,7 +77,7 @@ def after(seconds: float) -> int:
 
 
 def check_deadline(deadline_ns: int | None, *, where: str) -> int | None:
-    """Returns the deadline that an application gave, when it is plausible. Costs two comparisons for one that is.
+    """Returns the deadline that an application gave, as an int, when it is plausible. Costs two comparisons for one that is.
 
     Raises:
         InvalidArgument: It is not a time, or a mistake; see ``mistake_in``.
@@ -88,6 +91,8 @@ def check_deadline(deadline_ns: int | None, *, where: str) -> int | None:
 
 def _looked_at(deadline_ns: int, where: str) -> int:
     global _last_plausible_ns
+    if isinstance(deadline_ns, Integral):  # Sums with an integer of numpy are integers of numpy.
+        deadline_ns = deadline_ns if isinstance(deadline_ns, bool) else int(deadline_ns)
     now, real_ns = now_ns(), time.monotonic_ns()
     mistake = mistake_in(deadline_ns, now, wall_ns=time.time_ns(), real_ns=real_ns, started_ns=_STARTED_NS)
     if mistake is not None:
@@ -108,9 +113,13 @@ def mistake_in(deadline_ns: object, now: int, *, wall_ns: int, real_ns: int, sta
         started_ns: CLOCK_MONOTONIC when this process started.
     """
     use = "use aionn.after(seconds)"
+    as_given = f"deadline: expected nanoseconds on the monotonic clock, got {deadline_ns!r}"
+    if isinstance(deadline_ns, datetime.timedelta):
+        return f"{as_given}; {_did_you_mean(deadline_ns.total_seconds() * 1e9)}"
+    if callable(deadline_ns):
+        return f"{as_given}; a function is for streams, write deadline=aionn.after(seconds)"
     if not isinstance(deadline_ns, int | float) or deadline_ns == TIME_MAX_NS:
         return None
-    as_given = f"deadline: expected nanoseconds on the monotonic clock, got {deadline_ns!r}"
     if isinstance(deadline_ns, bool):
         return f"{as_given}; {use}"
     if isinstance(deadline_ns, float):

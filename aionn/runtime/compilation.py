@@ -147,7 +147,7 @@ class Compilation:
         Cancelled, the present model still serves.
         """
         self._check_open()
-        check_deadline(deadline, where="replace")
+        deadline = check_deadline(deadline, where="replace")
         async with self._replacing:
             ready = await self._make_ready(model, deadline, None)
             opened: dict[Burst, OpenedPlan | None] = {}
@@ -259,7 +259,7 @@ class Compilation:
         loop_timeout: float | None,
     ) -> Asked:
         self._check_open()
-        check_deadline(deadline, where="execute")
+        deadline = check_deadline(deadline, where="execute")
         bound, plain, targets = self._bindings(inputs, outputs)
         return Asked(
             self._current,

@@ -388,7 +388,7 @@ class Runtime:
             Error: Any other failure.
         """
         self._check_open("compile")
-        check_deadline(deadline, where="compile")
+        deadline = check_deadline(deadline, where="compile")
         wanted_priority = priority_of(priority)
         wanted_preference = preference_of(preference)
         imports = check_import_options(dimensions, input_shapes, values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import gc
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -101,6 +102,38 @@ def test_after_refuses_what_is_no_number_of_seconds(seconds: float) -> None:
     assert aionn.after(86_400) - aionn.now_ns() > DAY_NS - NS
 
 
+SPAN = datetime.timedelta(milliseconds=33)
+
+
+def test_seconds_of_numpy_are_seconds_and_a_span_of_time_is_named() -> None:
+    for seconds in (np.float32(60), np.int64(60)):
+        assert 59 * NS < aionn.after(seconds) - aionn.now_ns() <= 60 * NS  # type: ignore[arg-type]
+    with pytest.raises(
+        aionn.InvalidArgument,
+        match=r"^after: expected seconds .*, got datetime.*; write its total_seconds\(\)$",
+    ):
+        aionn.after(SPAN)  # type: ignore[arg-type]
+
+
+async def test_deadline_of_another_type_is_named(net: aionn.Compilation) -> None:
+    for deadline, words in (
+        (SPAN, r"got datetime.*; did you mean aionn.after\(0.033\)\?$"),
+        (
+            aionn.after,
+            r"got <function after.*; a function is for streams, write deadline=aionn.after\(seconds\)$",
+        ),
+    ):
+        with pytest.raises(aionn.InvalidArgument, match=words):
+            await net.execute([X], deadline=deadline)  # type: ignore[arg-type]
+    soon: Any = np.int64(aionn.after(60))
+    await net.execute([X], deadline=soon)
+    async with net.burst() as burst:
+        await burst.execute([X], deadline=soon)
+        assert (await anext(burst.stream(once(), deadline=lambda item: soon))).status == "on_time"
+    with pytest.raises(aionn.InvalidArgument, match="which looks like a duration"):
+        await net.execute([X], deadline=np.int64(33_000_000))  # type: ignore[arg-type]
+
+
 async def test_mistaken_deadline_is_refused_by_every_way_to_execute(net: aionn.Compilation) -> None:
     wall = time.time_ns() + 33_000_000
     words = "which looks like time.time_ns()"
@@ -153,6 +186,34 @@ async def test_options_of_a_stream_are_checked_at_the_call(
     async with net.burst() as burst:
         with pytest.raises(aionn.InvalidArgument, match=words):
             burst.stream(once(), **options)
+
+
+async def test_into_that_returns_what_it_should_write_ends_the_stream(net: aionn.Compilation) -> None:
+    async def later(item: Any, view: Any) -> None:
+        view[...] = item
+
+    functions: dict[str, Any] = {
+        "got one that returned a ndarray": lambda item, view: item * 2,
+        "got one that returned a dict": lambda item, view: {"input0": item},
+        "got one that returned a coroutine": later,
+    }
+    async with net.burst() as burst:
+        for words, into in functions.items():
+            stream = burst.stream(once(), into=into)
+            with pytest.raises(
+                aionn.InvalidArgument, match=f"into: expected a function .*, {words}; write view"
+            ):
+                await anext(stream)
+        doubled = burst.stream(once(), into=lambda item, view: np.multiply(item, 2, out=view))
+        assert (await anext(doubled)).outputs[0].tolist() == [2, 2, 2, 2]
+
+
+def test_writer_of_what_is_no_input() -> None:
+    for writer in (aionn.image_writer, aionn.value_writer):
+        with pytest.raises(
+            aionn.InvalidArgument, match=r"_writer: expected an input, such as net.inputs\[0\], got a list"
+        ):
+            writer([])  # type: ignore[arg-type]
 
 
 async def test_source_that_is_no_async_iterable_is_refused_at_the_call(net: aionn.Compilation) -> None:

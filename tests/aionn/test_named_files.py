@@ -16,6 +16,7 @@ from aionn.conformance.random_graphs.suite import load_plan
 from aionn.drivers.kit.described import read_described
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.media import audio_file, video_file
+from aionn.models.importing import load_file
 from aionn.models.tflite import load_tflite
 from aionn.observability.tracing import start_tracing
 from aionn.platform.arrays import read_array
@@ -76,6 +77,31 @@ async def test_pipe_and_device_are_no_models(tmp_path: Path, cached: bool) -> No
         ):
             with pytest.raises(InvalidArgument, match=words):
                 await runtime.compile(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.tflite", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS; .*git lfs pull"),
+        ("a.onnx", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS; .*git lfs pull"),
+        ("a.onnx", b"<!DOCTYPE html><html></html>", "a page of HTML or XML; .*download"),
+        ("a.pt", b"PK\x03\x04\x14\0\0\0\0\0", "a zip archive.*; export"),
+        ("a.pt", b"\x80\x02\x8a\x0a", "a pickle.*; export"),
+        ("a.h5", b"\x89HDF\r\n\x1a\n", "an HDF5 file.*; convert"),
+    ],
+)
+def test_file_of_another_kind_is_named(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(InvalidModel, match=f"^model {path}: expected a .tflite or .onnx file, got {words}"):
+        load_file(path)
+
+
+def test_text_named_onnx_is_not_an_onnx_file(tmp_path: Path) -> None:
+    path = tmp_path / "text.onnx"
+    path.write_text("bytes\n")
+    with pytest.raises(InvalidModel, match=f"^model {path}: not an ONNX file, or a damaged one: protobuf, "):
+        load_file(path)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import cyclopts
+from cyclopts.help import DefaultFormatter, HelpPanel
 
 from aionn import __version__
 from aionn.cli.overview import DESCRIPTIONS, OPTIONS, PURPOSE, TRACEBACK_VARIABLE
@@ -36,18 +37,35 @@ def _converted(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
     return cyclopts.convert(kind, tokens)
 
 
+def _in_paragraphs(text: str) -> str:
+    """The text without the breaks of its lines: the terminal has its own width."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n"))
+
+
+class _Unbroken(DefaultFormatter):
+    """Prints the texts of options without the breaks of their docstrings."""
+
+    def __call__(self, console: Any, options: Any, panel: HelpPanel) -> None:
+        for entry in panel.entries:
+            text = getattr(entry.description, "primary_renderable", None)
+            if text is not None:
+                text.plain = " ".join(text.plain.split())
+        super().__call__(console, options, panel)
+
+
 app = cyclopts.App(
-    default_parameter=cyclopts.Parameter(converter=_converted),
+    default_parameter=cyclopts.Parameter(converter=_converted, negative_iterable=()),
     name="aionn",
     help=PURPOSE,
     help_format="plaintext",
+    help_formatter=_Unbroken(),
     help_epilogue=f"With {TRACEBACK_VARIABLE}=1 in the environment an error shows its traceback.",
     version=__version__,
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
 for _place, _description in DESCRIPTIONS.items():
-    app.command(_place, name=_place.partition(":")[2], help=_description.strip())
+    app.command(_place, name=_place.partition(":")[2], help=_in_paragraphs(_description))
 app.command(
     "aionn.cli.completion:install_completion",
     name="--install-completion",

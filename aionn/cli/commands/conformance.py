@@ -164,7 +164,8 @@ def _data_folder(data: Path | None) -> Path:
     folder = data or default_data()
     if folder is None:
         raise InvalidArgument(
-            f"--data: expected the folder of the conformance data, here or in {DATA_VARIABLE}"
+            f"--data: expected the folder of the conformance data, here or in {DATA_VARIABLE}; aionn does not bring them, "
+            "docs/how-to/conformance-data.md describes them; --suite vts and --suite random need none"
         )
     return folder
 

@@ -46,7 +46,7 @@ def watch(
 ) -> int:
     """Show a camera, a network stream or a video in a browser: the picture, its age, losses and the source's health.
 
-    ``aionn stream MODEL --source SOURCE --watch`` shows it with the answers of a model.
+    aionn stream MODEL --source SOURCE --watch shows it with the answers of a model.
 
     Args:
         source: 0 or /dev/video0, a camera; camera:NAME; microphone:; rtsp://... or another address; screen:, this display;

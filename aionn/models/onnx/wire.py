@@ -215,7 +215,10 @@ class Message:
 
     def refuse(self, expected: str, got: object) -> NoReturn:
         """Rejects the file because of this message."""
-        raise InvalidModel(f"protobuf, {self.name} at byte {self._start}: expected {expected}, got {got}")
+        kind = "" if self._start else "not an ONNX file, or a damaged one: "
+        raise InvalidModel(
+            f"{kind}protobuf, {self.name} at byte {self._start}: expected {expected}, got {got}"
+        )
 
     def _varint(self, position: int) -> tuple[int, int]:
         data, end = self.data, min(self._end, position + VARINT_BYTES_MAX)

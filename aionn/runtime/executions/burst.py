@@ -264,7 +264,7 @@ class Burst:
         The deadline covers the wait for the slot as well.
         """
         if deadline is not None:
-            check_deadline(deadline, where="burst")
+            deadline = check_deadline(deadline, where="burst")
         if measure is not False:
             measure = flag_of(measure, "measure")
         values = check_inputs(self._inputs, inputs, self._needed)

@@ -63,7 +63,7 @@ class LentSlot:
         Raises:
             InvalidArgument: The slot was given back, is busy, or the burst is closed.
         """
-        check_deadline(deadline, where="slot")
+        deadline = check_deadline(deadline, where="slot")
         measure = flag_of(measure, "measure")
         buffer = self._buffer
         if buffer is None:

@@ -80,7 +80,7 @@ class ReusableExecution:
             Error: As for ``Compilation.execute``.
         """
         self._check_open()
-        check_deadline(deadline, where="execute")
+        deadline = check_deadline(deadline, where="execute")
         if self._background.starting_count:
             await anyio.lowlevel.checkpoint()
         if self._job is not None and self._job.state is not ExecutionState.FINISHED:

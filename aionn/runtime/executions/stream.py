@@ -246,8 +246,7 @@ class StreamPump:
                     return None  # The source does not let itself be cancelled.
                 item = Item(value)
                 if self._deadline is not None:
-                    item.deadline_ns = self._deadline(value)
-                    check_deadline(item.deadline_ns, where="stream")
+                    item.deadline_ns = check_deadline(self._deadline(value), where="stream")
                 buffer = None if self._unplaced or self._is_full() else self._pool.take_free()
                 if buffer is not None:
                     cancelled = None

@@ -6,8 +6,10 @@ function of the application writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from aionn.errors import InvalidArgument
 from aionn.runtime.executions.slot_pool import FrameBuffer
@@ -36,10 +38,13 @@ def item_writer(
             f"stream, into: expected a function into(item, view), got a {type(into).__name__}; see aionn.image_writer"
         )
     if len(inputs) == 1:
-        write = into or _array_writer(inputs[0])
+        write: Callable[[Any, Array], object] = into or _array_writer(inputs[0])
 
         def write_one(item: Any, buffer: FrameBuffer) -> None:
-            write(item, buffer.area.view(buffer.inputs[0]).view())
+            view = buffer.area.view(buffer.inputs[0]).view()
+            returned = write(item, view)
+            if returned is not None:
+                _check_returned(returned, view)
 
         return write_one
     if not inputs or len({spec.name for spec in inputs}) != len(inputs):
@@ -48,6 +53,24 @@ def item_writer(
             f"stream: expected a model whose inputs have different names, got {names or 'none'}"
         )
     return _ItemWriter(inputs, into)
+
+
+def _check_returned(returned: object, view: Array) -> None:
+    """Rejects an array, a mapping or a coroutine: the function that returned it writes nothing into the view. Numbers, such as the
+    count of ``readinto``, and the view itself, as ``out=`` of numpy returns it, are ignored.
+    """
+    if isinstance(returned, np.ndarray):
+        has_written = np.may_share_memory(returned, view)
+    else:
+        has_written = not isinstance(returned, Mapping | Coroutine)
+    if has_written:
+        return
+    if isinstance(returned, Coroutine):
+        returned.close()
+    raise InvalidArgument(
+        "stream, into: expected a function that writes into its view and returns nothing, got one that "
+        f"returned a {type(returned).__name__}; write view[...] = array"
+    )
 
 
 class _ItemWriter:

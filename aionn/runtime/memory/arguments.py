@@ -577,8 +577,25 @@ def _real_numbers(value: Any, count: int, where: str) -> Array:
     return array
 
 
+def check_input(spec: TensorSpec, where: str) -> None:
+    """Rejects what is not an input, such as the compilation itself.
+
+    Raises:
+        InvalidArgument: It has another type.
+    """
+    if not isinstance(spec, TensorSpec):
+        raise InvalidArgument(
+            f"{where}: expected an input, such as net.inputs[0], got a {type(spec).__name__}"
+        )
+
+
 def value_writer(spec: TensorSpec) -> Writer:
-    """Writes real values (any float array of the input's number of elements) into the input, quantised if it is."""
+    """Writes real values (any float array of the input's number of elements) into the input, quantised if it is.
+
+    Raises:
+        InvalidArgument: It is not an input of a compilation.
+    """
+    check_input(spec, "value_writer")
 
     def write(value: Any, view: Array) -> None:
         array = _real_numbers(value, view.size, spec.name)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from aionn.errors import InvalidArgument
 from aionn.hal import OperandType, operand_type_name
-from aionn.runtime.memory.arguments import Array, TensorSpec, Writer, check_unmasked
+from aionn.runtime.memory.arguments import Array, TensorSpec, Writer, check_input, check_unmasked
 
 __all__ = ["Fit", "boxes_in_picture", "image_size", "image_writer"]
 
@@ -57,8 +57,9 @@ def image_writer(
         fill: Level of the bars of ``letterbox``, from 0 to 255; 114 is what detectors of the YOLO family are trained with.
 
     Raises:
-        InvalidArgument: The input is not a picture of one batch, or an argument is out of range.
+        InvalidArgument: The input is not one of a compilation, or not a picture of one batch; or an argument is out of range.
     """
+    check_input(spec, "image_writer")
     order = _image_order(spec)
     height, width, channels = (spec.dimensions[1:][axis] for axis in order)
     if fit not in get_args(Fit):

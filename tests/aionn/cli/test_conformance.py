@@ -14,6 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from aionn.cli.commands import conformance as conformance_command
+from aionn.conformance.cts import run
+from aionn.conformance.support import unsupported_reason
+from aionn.conformance.vts import case
+from aionn.errors import InvalidArgument
 from tests.support.conformance_data import vector_test, write_tests
 
 pytestmark = pytest.mark.forked("any")
@@ -44,6 +49,19 @@ def aionn(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "COLUMNS": "100"},
         check=False,
     )
+
+
+def test_missing_data_are_reported_with_the_suites_that_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformance_command, "default_data", lambda: None)
+    with pytest.raises(
+        InvalidArgument, match=r"how-to/conformance-data.md .*--suite vts and --suite random need none$"
+    ):
+        conformance_command.conformance("reference")
+
+
+def test_both_suites_use_the_same_words_for_what_a_device_does_not_support() -> None:
+    for suite in (case, run):
+        assert vars(suite)["unsupported_reason"] is unsupported_reason
 
 
 def test_json_is_one_object_with_counts_and_failures(data: Path) -> None:
