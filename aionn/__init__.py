@@ -43,10 +43,11 @@ if TYPE_CHECKING:
     from aionn.runtime.executions.stream import Stream
     from aionn.runtime.guarantees.guarantee import StreamReservation
     from aionn.runtime.guarantees.stream import GuaranteedStream
-    from aionn.runtime.memory.arguments import TensorSpec, value_writer
+    from aionn.runtime.memory.arguments import TensorSpec
     from aionn.runtime.memory.images import ImageMemory
     from aionn.runtime.memory.own import DeviceMemory, SharedMemory
     from aionn.runtime.memory.pictures import image_writer
+    from aionn.runtime.memory.real_values import value_writer
     from aionn.runtime.metrics.spans import trace_context
     from aionn.runtime.placement.plan import Placement
     from aionn.runtime.realtime import RealtimeReport
@@ -93,7 +94,7 @@ _HOME_BY_NAME = {
     "now_ns": "aionn.runtime.clock",
     "section": "aionn.observability.tracing",
     "trace_context": "aionn.runtime.metrics.spans",
-    "value_writer": "aionn.runtime.memory.arguments",
+    "value_writer": "aionn.runtime.memory.real_values",
 }
 
 __all__ = [

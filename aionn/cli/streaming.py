@@ -22,7 +22,8 @@ from aionn.errors import InvalidArgument
 from aionn.media import AudioWindow, Frame, LiveSource, Recorder, Source, record
 from aionn.reports.terminal import live_lines, print_line, table_lines, tell_line
 from aionn.runtime.executions.burst import Burst
-from aionn.runtime.memory.arguments import Array, TensorSpec, Writer
+from aionn.runtime.memory.arguments import Array, TensorSpec
+from aionn.runtime.memory.real_values import Writer
 from aionn.watch import Collector, Finding, WatchedStream, WatchPage, best_class, postprocessed_boxes
 from aionn.watch.collector import milliseconds
 from aionn.watch.server import PORT

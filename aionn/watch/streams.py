@@ -19,7 +19,7 @@ from aionn.watch.figures import FINDINGS_MAX, Outcome, SourceFigures, StreamFigu
 
 if TYPE_CHECKING:
     from aionn.runtime.executions.results import StreamResult
-    from aionn.runtime.memory.arguments import Writer
+    from aionn.runtime.memory.real_values import Writer
 
 __all__ = ["PICTURE_SIDE_MAX", "Deliver", "Shot", "WatchedStream", "reduced"]
 

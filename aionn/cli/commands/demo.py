@@ -35,8 +35,9 @@ from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.reports.terminal import print_line
 from aionn.runtime.executions.burst import Burst
-from aionn.runtime.memory.arguments import Array, Writer, value_writer
+from aionn.runtime.memory.arguments import Array
 from aionn.runtime.memory.pictures import image_writer
+from aionn.runtime.memory.real_values import Writer, value_writer
 from aionn.watch import Collector, Finding, WatchedStream
 
 __all__ = ["demo", "run_demo"]

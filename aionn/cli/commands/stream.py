@@ -45,8 +45,9 @@ from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.reports.terminal import print_line, print_table
 from aionn.runtime.clock import to_ns
 from aionn.runtime.executions.results import priority_of
-from aionn.runtime.memory.arguments import TensorSpec, Writer, value_writer
+from aionn.runtime.memory.arguments import TensorSpec
 from aionn.runtime.memory.pictures import image_size, image_writer
+from aionn.runtime.memory.real_values import Writer, value_writer
 from aionn.watch import Collector, WatchedStream
 
 __all__ = ["stream"]

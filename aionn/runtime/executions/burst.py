@@ -47,9 +47,9 @@ from aionn.runtime.guarantees.reservations import FrameArrival
 from aionn.runtime.guarantees.stream import GuaranteedStream, ReservedPump, capture_deadline
 from aionn.runtime.guarantees.terms import check_guarantee, in_progress_max, stated_terms
 from aionn.runtime.memory.arguments import (
-    Writer,
     check_inputs,
 )
+from aionn.runtime.memory.real_values import Writer
 from aionn.runtime.metrics.figures import CompilationFigures
 from aionn.scheduler.admission import StreamTerms
 from aionn.validation import needed_inputs

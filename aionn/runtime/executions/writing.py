@@ -13,7 +13,8 @@ import numpy as np
 
 from aionn.errors import InvalidArgument
 from aionn.runtime.executions.slot_pool import FrameBuffer
-from aionn.runtime.memory.arguments import Array, TensorSpec, Writer, check_inputs
+from aionn.runtime.memory.arguments import Array, TensorSpec, check_inputs
+from aionn.runtime.memory.real_values import Writer
 
 __all__ = ["ViewsWriter", "item_writer"]
 

@@ -1,7 +1,7 @@
 """An application's arrays and the shared memory that carries them to a device.
 
-Owns the description of inputs and outputs, the checks of what an application passes, the layout of request memory, and how
-real values become what a model's input wants; ``pictures`` does that for pictures.
+Owns the description of inputs and outputs, the checks of what an application passes, and the layout of request memory.
+``real_values`` and ``pictures`` make what a model's input takes.
 
 Invariants:
 1. Values are stored 64-byte aligned and padded in one memory per execution, so that mapping it once serves every argument of every
@@ -52,7 +52,6 @@ __all__ = [
     "declared_spec",
     "output_target",
     "tensor_spec",
-    "value_writer",
 ]
 
 _logger = logging.getLogger("aionn.memory")
@@ -559,53 +558,3 @@ class RequestArea:
                 _logger.debug("request memory: %d bytes more for %s", sizes[key], self._values[key].spec.name)
                 self._locations[key] = DataLocation(len(self.memories) - 1, 0, sizes[key])
         return sizes
-
-
-Writer = Callable[[Any, Array], None]
-"""Writes a value of an application into a view of an input."""
-
-
-def _real_numbers(value: Any, count: int, where: str) -> Array:
-    check_unmasked(value, where)
-    expected, given = f"{where}: expected {count} real numbers", f"a {type(value).__name__}"
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, OverflowError) as e:
-        raise InvalidArgument(f"{expected}, got {given}: {e}") from e
-    if not np.can_cast(array.dtype, np.float64, "same_kind"):
-        raise InvalidArgument(f"{expected}, got {given} with elements of type {array.dtype}")
-    return array
-
-
-def check_input(spec: TensorSpec, where: str) -> None:
-    """Rejects what is not an input, such as the compilation itself.
-
-    Raises:
-        InvalidArgument: It has another type.
-    """
-    if not isinstance(spec, TensorSpec):
-        raise InvalidArgument(
-            f"{where}: expected an input, such as net.inputs[0], got a {type(spec).__name__}"
-        )
-
-
-def value_writer(spec: TensorSpec) -> Writer:
-    """Writes real values (any float array of the input's number of elements) into the input, quantised if it is.
-
-    Raises:
-        InvalidArgument: It is not an input of a compilation.
-    """
-    check_input(spec, "value_writer")
-
-    def write(value: Any, view: Array) -> None:
-        array = _real_numbers(value, view.size, spec.name)
-        if array.size != view.size:
-            raise InvalidArgument(f"{spec.name}: expected {view.size} values, got {array.size}")
-        array = array.reshape(view.shape)
-        if spec.scale:
-            info = np.iinfo(spec.dtype)
-            view[...] = np.clip(np.rint(array / spec.scale) + spec.zero_point, info.min, info.max)
-        else:
-            view[...] = array
-
-    return write

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from aionn.errors import InvalidArgument
 from aionn.hal import OperandType, operand_type_name
-from aionn.runtime.memory.arguments import Array, TensorSpec, Writer, check_input, check_unmasked
+from aionn.runtime.memory.arguments import Array, TensorSpec, check_unmasked
+from aionn.runtime.memory.real_values import Writer, check_input
 
 __all__ = ["Fit", "boxes_in_picture", "image_size", "image_writer"]
 
