@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
 import aionn
 from aionn.cli.commands import app
@@ -93,13 +94,12 @@ def words(text: str) -> list[str]:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_prints_its_text_as_it_is_written(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(WIDE))
     chosen = app[command]
     if chosen.default_command is None:
         pytest.skip("a group of commands")
-    app([command, "--help"])
+    app([command, "--help"], console=Console(width=WIDE))  # The program's own has the width of its first use.
     lines = [" ".join(words(line)) for line in capsys.readouterr().out.splitlines()]
     described, _, arguments = (inspect.getdoc(chosen.default_command) or "").partition("\n\nArgs:")
     for paragraph in described.split("\n\n"):
