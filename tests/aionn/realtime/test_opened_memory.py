@@ -77,6 +77,8 @@ async def main():
         net = await runtime.compile(MODEL, priority="high")
         pid = runtime.devices[0].pid
         async with net.burst() as burst:
+            for _ in range(400):
+                await burst.execute([X])
             seen = []
             for _ in range(7):
                 for _ in range(40):

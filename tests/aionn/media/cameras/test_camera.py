@@ -121,9 +121,10 @@ def test_all_delivers_every_frame_in_order_and_the_camera_counts_what_it_loses(r
 def test_oldest_keeps_the_first_frames(really, system):
     async def body():
         async with camera(system=system, keep="oldest", queue_frames_max=3) as source:
-            for _ in range(20):
+            for count in range(1, 21):
                 system.camera.fill()
-                await anyio.sleep(0.002)
+                while source.statistics().presented < count:
+                    await anyio.sleep(0.001)
             return [(await anext(source)).index for _ in range(3)], source.statistics()
 
     indices, account = really(body)
