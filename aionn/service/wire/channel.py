@@ -240,6 +240,7 @@ class Channel:
             except OSError:
                 return
             if not payload:
+                close_gently(fds)  # An empty message ends the connection, too, and may come with some.
                 return
             self.has_received = True
             message: Message | Refusal | None

@@ -316,6 +316,21 @@ async def test_lingering_sockets_end_the_connection_at_once(
     assert not channel.is_alive
 
 
+async def test_descriptors_of_an_empty_message_are_closed(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    channel = Channel(ours, done, peer_name="the peer")
+    reading, writing = os.pipe()
+    socket.send_fds(theirs, [b""], [writing] * 9)
+    os.close(writing)
+    with anyio.fail_after(WAITED_S_MAX):
+        await channel.run()
+        os.set_blocking(reading, False)
+        await anyio.wait_readable(reading)  # No end of the pipe is left that could be written to.
+    assert os.read(reading, 1) == b""
+    os.close(reading)
+    channel.release()
+
+
 async def test_more_descriptors_than_a_message_may_carry_end_the_connection(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
