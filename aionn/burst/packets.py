@@ -25,6 +25,7 @@ import msgspec
 from aionn.errors import Error, ErrorStatus, InvalidArgument, traceback_of, words_of
 from aionn.hal import (
     NO_TIMING,
+    RANK_MAX,
     TIME_MAX_NS,
     DataLocation,
     ExecutionResult,
@@ -37,7 +38,6 @@ from aionn.hal import (
 __all__ = [
     "LIMITS_BYTES",
     "PACKET_BYTES_MAX",
-    "RANK_MAX",
     "TEXT_CHARACTERS_MAX",
     "BurstRequest",
     "BurstResult",
@@ -73,9 +73,6 @@ OUTPUT_RANK = 4
 
 TEXT_CHARACTERS_MAX = 1000
 """Longest message of an error in a result: with a traceback it fits every queue of a burst several times."""
-
-RANK_MAX = 64
-"""Most dimensions of one argument: numpy's own limit."""
 
 _UINT32_MAX = 2**32 - 1
 _D = TypeVar("_D")

@@ -21,6 +21,7 @@ import numpy as np
 __all__ = [
     "EXTENSION_TYPE_MIN",
     "OPERAND_TYPE_PROPERTIES",
+    "RANK_MAX",
     "ChannelQuant",
     "DataLocation",
     "Operand",
@@ -38,6 +39,10 @@ __all__ = [
 
 EXTENSION_TYPE_MIN = 0x10000
 """Type codes from here on belong to vendor extensions: the prefix in the high bits, the type in the low 16."""
+
+RANK_MAX = 64
+"""Most dimensions of a value: numpy's own limit. The product of a million extents takes hours, in one call that keeps the
+interpreter's lock."""
 
 
 class OperandType(enum.IntEnum):

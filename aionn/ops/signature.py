@@ -38,6 +38,10 @@ Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 _T = TypeVar("_T")
 
+LIST_ELEMENTS_MAX = 4096
+"""Most elements of an input that lists extents, axes or paddings, many times what the largest rank needs. As Python's numbers they take
+nine times their memory, and their product takes hours where there are millions."""
+
 
 class Tensor:
     """A value during execution.
@@ -117,6 +121,19 @@ class Call:
     def array(self, index: int) -> Array:
         """The value of an input that must be there."""
         return self.tensor(index).array
+
+    def numbers(self, index: int) -> list[int]:
+        """The elements of an input that must be there and lists extents or axes, in whatever shape.
+
+        Raises:
+            InvalidArgument: There are too many.
+        """
+        array = self.array(index)
+        if array.size > LIST_ELEMENTS_MAX:
+            raise InvalidArgument(
+                f"input {index}: expected at most {LIST_ELEMENTS_MAX} elements, got {array.size}"
+            )
+        return [int(number) for number in array.reshape(-1)]
 
     def scalar(self, index: int) -> Any:
         """The value of a scalar input that must be there, as a Python number or bool."""
@@ -221,8 +238,11 @@ class Check:
         return index >= len(self.inputs) or self.inputs[index].lifetime == OperandLifeTime.NO_VALUE
 
     def constant(self, index: int) -> Array | None:
-        """The value of an input where the model fixes it, else None."""
-        return self._constant(self.inputs[index]) if index < len(self.inputs) else None
+        """The value of an input where the model fixes it, else None: a scalar or a short list."""
+        value = self._constant(self.inputs[index]) if index < len(self.inputs) else None
+        if value is not None and value.size > LIST_ELEMENTS_MAX:
+            self.refuse(f"input {index}", f"at most {LIST_ELEMENTS_MAX} elements", value.size)
+        return value
 
     def input_type(
         self, index: int, levels: Mapping[OperandType, int] | Collection[OperandType]

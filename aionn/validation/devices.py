@@ -18,6 +18,7 @@ from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument
 from aionn.hal import (
     CACHE_FILES_MAX,
     CACHE_TOKEN_BYTES,
+    RANK_MAX,
     BufferDesc,
     BufferRole,
     CacheFileCounts,
@@ -232,6 +233,10 @@ def check_buffer_roles(
     """
     if not models or not (input_roles or output_roles):
         raise InvalidArgument("allocate: expected at least one prepared model and one role, got none")
+    if len(desc.dimensions) > RANK_MAX:
+        raise InvalidArgument(
+            f"allocate: expected at most {RANK_MAX} dimensions, got {len(desc.dimensions)}"
+        )
     if any(extent < 0 for extent in desc.dimensions):
         raise InvalidArgument(f"allocate: expected extents of 0 or more, got {list(desc.dimensions)}")
     combined: Operand | None = None
@@ -311,6 +316,10 @@ def check_output_shapes(status: ErrorStatus, shapes: Sequence[OutputShape], main
         raise GeneralFailure(f"output shapes: the flags of sufficient size contradict status {status.name}")
     for index, (shape, operand) in enumerate(zip(shapes, main.outputs, strict=True)):
         where = f"output shape {index}"
+        if len(shape.dimensions) > RANK_MAX:
+            raise GeneralFailure(
+                f"{where}: expected at most {RANK_MAX} dimensions, got {len(shape.dimensions)}"
+            )
         if any(extent < 0 for extent in shape.dimensions):
             raise GeneralFailure(f"{where}: expected extents of 0 or more, got {list(shape.dimensions)}")
         if combine_dimensions(operand.dimensions, shape.dimensions) is None:

@@ -24,6 +24,7 @@ from aionn.hal import (
     EXTENSION_OPERATION_MIN,
     EXTENSION_TYPE_MIN,
     OPERAND_TYPE_PROPERTIES,
+    RANK_MAX,
     ExtensionNameAndPrefix,
     MemoryKind,
     Model,
@@ -197,6 +198,8 @@ def _check_type(operand: Operand, prefixes: set[int], where: str) -> int:
 
 def _check_dimensions(operand: Operand, where: str) -> int:
     dimensions = operand.dimensions
+    if len(dimensions) > RANK_MAX:
+        _refuse(where, "dimensions", f"at most {RANK_MAX}", len(dimensions))
     if any(not 0 <= extent <= SIZE_BYTES_MAX for extent in dimensions):
         _refuse(where, "dimensions", f"extents from 0 to {SIZE_BYTES_MAX}", list(dimensions))
     if is_extension_operand_type(operand.type):

@@ -19,6 +19,7 @@ from typing import NamedTuple, NoReturn
 
 from aionn.errors import InvalidArgument
 from aionn.hal import (
+    RANK_MAX,
     BufferToken,
     Memory,
     MemoryKind,
@@ -137,6 +138,8 @@ def _check_argument(
 ) -> tuple[int, ...] | None:
     """Checks one argument but for whether its shape must be known; returns the shape, None for one that is left out."""
     location, dimensions = argument.location, argument.dimensions
+    if len(dimensions) > RANK_MAX:
+        _refuse(where, "dimensions", f"at most {RANK_MAX}", len(dimensions))
     numbers = (location.pool_index, location.offset, location.length, location.padding, *dimensions)
     if not _WHOLE.issuperset(map(type, numbers)):
         check_field_types(argument, RequestArgument, where)

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import (
+    RANK_MAX,
     BufferDefaults,
     Memory,
     MemoryKind,
@@ -238,6 +239,8 @@ class DeviceMemory:
             InvalidArgument: Size and shape do not fit each other or the allocation, or the shape stays unknown.
         """
         where = f"{self}, copy from"
+        if len(dimensions) > RANK_MAX:
+            raise InvalidArgument(f"{where}: expected at most {RANK_MAX} dimensions, got {len(dimensions)}")
         if self.size_bytes and size_bytes != self.size_bytes:
             raise InvalidArgument(f"{where}: expected {self.size_bytes} bytes, got {size_bytes}")
         if any(not 0 <= extent <= EXTENT_MAX for extent in dimensions):

@@ -46,7 +46,7 @@ def axes_of(call: Call, index: int, rank: int) -> tuple[int, ...]:
     array = call.array(index)
     if array.ndim != 1:
         call.refuse(f"input {index}: expected a list of axes of rank 1, got shape {list(array.shape)}")
-    return tuple(sorted({resolve_axis(int(axis), rank, f"input {index}") for axis in array}))
+    return tuple(sorted({resolve_axis(axis, rank, f"input {index}") for axis in call.numbers(index)}))
 
 
 def bounded_shape(call: Call, what: str, shape: Shape) -> Shape:

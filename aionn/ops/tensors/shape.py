@@ -45,7 +45,7 @@ def _list_of(call: Call, index: int) -> list[int]:
     array = call.array(index)
     if array.ndim != 1:
         call.refuse(f"input {index}: expected a list of rank 1, got shape {list(array.shape)}")
-    return [int(value) for value in array]
+    return call.numbers(index)
 
 
 def _validate_reshape(check: Check) -> None:
@@ -84,7 +84,7 @@ def _validate_reshape(check: Check) -> None:
 def _reshaped(call: Call) -> list[Shape]:
     shape = call.tensor(0).shape
     # The spec's kernel takes the list's elements in whatever shape they come.
-    target = [int(extent) for extent in call.array(1).reshape(-1)]
+    target = call.numbers(1)
     if any(extent < -1 for extent in target) or target.count(-1) > 1:
         call.refuse(f"input 1: expected extents, at most one of them -1, got {target}")
     count = math.prod(shape)

@@ -11,7 +11,6 @@ from aionn.burst import packets
 from aionn.burst.packets import (
     DATUMS_MAX,
     PACKET_BYTES_MAX,
-    RANK_MAX,
     BurstRequest,
     BurstResult,
     MalformedPacket,
@@ -29,7 +28,7 @@ from aionn.burst.packets import (
     split_limits,
 )
 from aionn.errors import ErrorStatus
-from aionn.hal import NO_TIMING, DataLocation, OutputShape, Request, RequestArgument, Timing
+from aionn.hal import NO_TIMING, RANK_MAX, DataLocation, OutputShape, Request, RequestArgument, Timing
 
 REQUEST = Request(
     inputs=(

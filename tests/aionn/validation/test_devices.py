@@ -186,6 +186,7 @@ def test_buffer_roles_combine_their_shapes():
         ((3, 3), [BufferRole(0, 0)], [], "input role 0, dimensions: expected what fits [3, 3], got [2, 3]"),
         ((2,), [BufferRole(0, 0)], [], "dimensions: expected what fits [2]"),
         ((-1,), [BufferRole(0, 0)], [], "expected extents of 0 or more"),
+        ((1,) * 65, [BufferRole(0, 0)], [], "expected at most 64 dimensions, got 65"),
         ((), [BufferRole(0, 0), BufferRole(0, 1)], [], "input role 1, type: expected"),
         ((1,), [BufferRole(0, 1)], [], "expected no dimensions for a scalar, got [1]"),
     ],
@@ -260,6 +261,7 @@ def test_output_shapes_that_fit_are_accepted(status, shapes):
         ),
         (ErrorStatus.NONE, [OutputShape((3, 3))], "expected what fits [2, 0], got [3, 3]"),
         (ErrorStatus.NONE, [OutputShape((2, -3))], "expected extents of 0 or more"),
+        (ErrorStatus.NONE, [OutputShape((1,) * 65)], "expected at most 64 dimensions, got 65"),
         (ErrorStatus.NONE, [OutputShape(())], "expected a known rank with status NONE"),
     ],
 )

@@ -61,6 +61,7 @@ OPERAND_BREACHES = [
     ({"dimensions": (2**32,)}, "dimensions: expected extents from 0 to 4294967295"),
     ({"dimensions": (2**32, 0)}, "dimensions: expected extents from 0 to 4294967295"),
     ({"dimensions": (65536, 65536)}, "dimensions: expected at most 4294967295 bytes"),
+    ({"dimensions": (2,) * 65}, "dimensions: expected at most 64, got 65"),
     ({"scale": 0.5}, "(TENSOR_FLOAT32), scale: expected 0, got 0.5"),
     ({"scale": float("nan")}, "scale: expected a finite number, got nan"),
     ({"zero_point": 1}, "zero point: expected 0, got 1"),

@@ -160,6 +160,7 @@ def test_left_out_inputs_say_nothing_else(argument, pool):
             None,
             "input 1, dimensions: expected the model's [2, 3], got [2, 0]",
         ),
+        ([at(0, 24), at(64, 24, (1,) * 65)], None, "input 1, dimensions: expected at most 64, got 65"),
         (None, [at(128, 20)], "output 0, length: expected 24 bytes for shape [2, 3], got 20"),
     ],
 )

@@ -42,6 +42,15 @@ def test_reshape_to_another_size_ends_the_execution(bench: Any, target: tuple[in
         bench.run(O.RESHAPE, [(F32, ARRAY), ints(*target)], F32)
 
 
+@pytest.mark.parametrize("operation", [O.RESHAPE, O.FILL, O.TRANSPOSE])
+def test_long_list_ends_the_execution_unread(bench: Any, operation: OperationType) -> None:
+    # The product of millions of extents takes hours.
+    many = I32, np.full(4097, 2, np.int32)
+    inputs = [many, (INT, np.array(1, np.int32))] if operation == O.FILL else [(F32, ARRAY), many]
+    with pytest.raises(InvalidArgument, match="expected at most 4096 elements, got 4097"):
+        bench.run(operation, inputs, I32 if operation == O.FILL else F32)
+
+
 def test_reshape_of_nothing_is_nothing(bench: Any) -> None:
     assert bench.run(O.RESHAPE, [(F32, ARRAY[:0]), ints(0, 7)], F32).shape == (0, 7)
     assert bench.run(O.RESHAPE, [(F32, ARRAY[:0]), ints(-1, 7)], F32).shape == (0, 7)
@@ -56,6 +65,7 @@ def test_reshape_of_nothing_is_nothing(bench: Any) -> None:
         ((2, 0), [2, -2], "input 1: expected extents, at most one of them -1"),
         ((2, 3), [7], r"input 1: expected extents for the elements of shape \[2, 3\], got \[7\]"),
         ((2, 3), [-1, 4], r"input 1: expected extents for the elements of shape \[2, 3\]"),
+        ((2, 3), [2] * 4097, "input 1: expected at most 4096 elements, got 4097"),
     ],
 )
 def test_reshape_refuses_constant_nonsense_with_the_model(
