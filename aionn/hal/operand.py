@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -24,6 +25,7 @@ __all__ = [
     "RANK_MAX",
     "ChannelQuant",
     "DataLocation",
+    "Dimensions",
     "Operand",
     "OperandLifeTime",
     "OperandType",
@@ -43,6 +45,12 @@ EXTENSION_TYPE_MIN = 0x10000
 RANK_MAX = 64
 """Most dimensions of a value: numpy's own limit. The product of a million extents takes hours, in one call that keeps the
 interpreter's lock."""
+
+SCALES_MAX = 1 << 19
+"""Most scales of a message's operand: those of an embedding of half a million rows, some 10 ms to decode."""
+
+Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=RANK_MAX)]
+"""Extents. A decoder rejects more of them before it reads the first one."""
 
 
 class OperandType(enum.IntEnum):
@@ -149,7 +157,7 @@ class ChannelQuant(msgspec.Struct, frozen=True, array_like=True, gc=False):
         channel_dim: The axis that the scales belong to.
     """
 
-    scales: tuple[float, ...]
+    scales: Annotated[tuple[float, ...], msgspec.Meta(max_length=SCALES_MAX)]
     channel_dim: int
 
 
@@ -169,7 +177,7 @@ class Operand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     type: int
-    dimensions: tuple[int, ...] = ()
+    dimensions: Dimensions = ()
     scale: float = 0.0
     zero_point: int = 0
     lifetime: OperandLifeTime = OperandLifeTime.TEMPORARY_VARIABLE

@@ -8,6 +8,7 @@ Source: ``OperationType`` of the NN HAL 1.0 to 1.3 and of its AIDL versions 2 an
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
@@ -152,6 +153,12 @@ class Padding(enum.IntEnum):
     VALID = 2
 
 
+INDEXES_MAX = 1 << 16
+"""Most inputs or outputs of a message's operation: 2 ms to decode."""
+
+_Indexes = Annotated[tuple[int, ...], msgspec.Meta(max_length=INDEXES_MAX)]
+
+
 class Operation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One step of a subgraph.
 
@@ -162,8 +169,8 @@ class Operation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     type: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: _Indexes
+    outputs: _Indexes
 
     def __post_init__(self) -> None:
         if type(self.type) is int and self.type in _TYPE_BY_CODE:

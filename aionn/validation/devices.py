@@ -255,9 +255,9 @@ def check_buffer_roles(
             for name in ("type", "scale", "zero_point", "channel_quant", "extension_data"):
                 expected, got = getattr(combined, name), getattr(operand, name)
                 if expected != got:
-                    raise InvalidArgument(
-                        f"{where}, {name}: expected {expected} as the first role, got {got}"
-                    )
+                    is_long = name in ("channel_quant", "extension_data")
+                    values = "that of the first role, got another" if is_long else f"{expected} as the first role, got {got}"
+                    raise InvalidArgument(f"{where}, {name}: expected {values}")
             joined = combine_dimensions(dimensions, operand.dimensions)
             if joined is None:
                 raise InvalidArgument(

@@ -16,7 +16,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -69,6 +69,8 @@ def check_field_types(value: object, kind: Any, where: str) -> None:
 def _text_of(annotation: Any) -> str:
     """An annotation as Python code, without the names of modules."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _text_of(annotation.__origin__)
     if origin in _LISTS:
         return f"tuple[{_text_of(arguments[0])}, ...]"
     if arguments:
@@ -81,6 +83,8 @@ def _types_of(annotation: Any) -> frozenset[type]:
     """The types of which every value is right, without a further look; empty for an annotation of another kind."""
     if typing.get_origin(annotation) in _LISTS:
         return frozenset()
+    if typing.get_origin(annotation) is Annotated:
+        return _types_of(annotation.__origin__)
     arguments = typing.get_args(annotation)
     if arguments:
         return frozenset().union(*map(_types_of, arguments))
@@ -94,6 +98,8 @@ def _types_of(annotation: Any) -> frozenset[type]:
 @functools.cache
 def _check_of(annotation: Any) -> _Check:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:  # The limits are those of decoders.
+        return _check_of(annotation.__origin__)
     if origin in _LISTS:
         return _list_check(_LISTS[origin], arguments[0])
     if arguments:

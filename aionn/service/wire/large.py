@@ -24,7 +24,7 @@ import numpy as np
 
 from aionn.errors import GeneralFailure, InvalidArgument, InvalidModel
 from aionn.hal import Memory, Model, Operand, Operation, Subgraph
-from aionn.service.wire.sizes import array_length, check_large, kind_of, read_envelope, shortened
+from aionn.service.wire.sizes import WrongTypes, array_length, check_large, kind_of, read_envelope, shortened
 
 __all__ = [
     "MESSAGE_BYTES_MAX",
@@ -393,5 +393,7 @@ def _checked_count(encoded: memoryview) -> int:
 def _decoded(decoder: msgspec.msgpack.Decoder[_T], encoded: memoryview) -> _T:
     try:
         return decoder.decode(encoded)
+    except msgspec.ValidationError as e:
+        raise WrongTypes(f"message: {e}") from e
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as e:
         raise InvalidArgument(f"message: {e}") from e

@@ -65,7 +65,7 @@ OPERAND_BREACHES = [
     ({"scale": 0.5}, "(TENSOR_FLOAT32), scale: expected 0, got 0.5"),
     ({"scale": float("nan")}, "scale: expected a finite number, got nan"),
     ({"zero_point": 1}, "zero point: expected 0, got 1"),
-    ({"channel_quant": ChannelQuant((1.0,), 0)}, "channel quantisation: expected none"),
+    ({"channel_quant": ChannelQuant((1.0,), 0)}, "channel quantisation: expected none, got 1 scales"),
     ({"extension_data": b"x"}, "extension data: expected none, got 1 bytes"),
     ({"location": DataLocation(0, 4, 0)}, "location: expected 0 for lifetime SUBGRAPH_INPUT"),
     ({"location": DataLocation(0, 0, 0, 4)}, "location: expected no padding, got 4"),

@@ -61,7 +61,7 @@ from aionn.service.wire.protocol import (
     decode_parts,
     encode,
 )
-from aionn.service.wire.sizes import ARGUMENTS_MAX, INLINE_BYTES_MAX, MODEL_KINDS, check_large
+from aionn.service.wire.sizes import ARGUMENTS_MAX, INLINE_BYTES_MAX, MODEL_KINDS, WrongTypes, check_large
 
 pytestmark = pytest.mark.forked("any")
 
@@ -134,6 +134,24 @@ def test_operand_with_many_channels_is_a_part_of_its_own() -> None:
     main = msgspec.structs.replace(main, operands=(too_many, *main.operands[1:]))
     with pytest.raises(InvalidArgument, match="operands of at most"):
         encode(Call(3, SupportedOperations(msgspec.structs.replace(model, main=main))))
+    del keep
+
+
+@pytest.mark.parametrize("where", ["dimensions", "scales", "inputs"])
+def test_lists_of_millions_are_rejected_before_they_are_decoded(where: str) -> None:
+    # One byte each: their decoding would keep the event loop for a tenth of a second, without a step in between.
+    model, many = chain(1), (1,) * 4_000_000
+    operands, operations = list(model.main.operands), list(model.main.operations)
+    if where == "inputs":
+        operations[0] = msgspec.structs.replace(operations[0], inputs=many)
+    elif where == "scales":
+        operands[0] = msgspec.structs.replace(operands[0], channel_quant=ChannelQuant(many, 0))
+    else:
+        operands[0] = msgspec.structs.replace(operands[0], dimensions=many)
+    main = msgspec.structs.replace(model.main, operands=tuple(operands), operations=tuple(operations))
+    payload, fds, keep = encode(Call(3, prepare(msgspec.structs.replace(model, main=main))))
+    with pytest.raises(WrongTypes, match="Expected `array` of length <= "):
+        decode(payload, fds)
     del keep
 
 
