@@ -76,11 +76,17 @@ class ReferencePreparedModel(BlockingPreparedModel):
 
     def __init__(self, device: ReferenceDevice, model: Model, priority: Priority) -> None:
         super().__init__(device, model, priority)
-        self._interpreter = Interpreter(model)
+        self._interpreter: Interpreter | None = Interpreter(model)
 
     def run(
         self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl
     ) -> Sequence[OutputShape]:
+        interpreter = self._interpreter
+        assert interpreter is not None, "released when nothing runs any more"
         with section("LC_PCO", "interpreter"):
-            results = self._interpreter.run(inputs, control)
+            results = interpreter.run(inputs, control)
         return [area.store(array) for area, array in zip(outputs, results, strict=True)]
+
+    def release(self) -> None:
+        """See the base class."""
+        self._interpreter = None

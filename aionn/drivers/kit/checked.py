@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
+import msgspec
+
 from aionn.drivers.kit import caching
 from aionn.drivers.kit.arguments import Arguments, bind, check_times
 from aionn.drivers.kit.caching import CacheContents, HeldFiles
@@ -42,6 +44,7 @@ from aionn.hal import (
     PreparedModelDefaults,
     Priority,
     Request,
+    Subgraph,
     check_deadline_ns,
     check_duration_ns,
     check_fences,
@@ -57,6 +60,7 @@ ONE_FILE_EACH = CacheFileCounts(1, 1)
 _logger = logging.getLogger("aionn.driver")
 
 _identities: Iterator[int] = itertools.count(1)
+_NOTHING = Subgraph((), (), (), ())
 
 
 class CheckedPreparedModel(PreparedModelDefaults, abc.ABC):
@@ -64,7 +68,7 @@ class CheckedPreparedModel(PreparedModelDefaults, abc.ABC):
 
     Attributes:
         device: The device that prepared it.
-        model: The model, validated.
+        model: The model, validated; without its content when it is closed and nothing runs.
         priority: Relative to other prepared models of the device.
         identity: A number that no other prepared model of this process ever has.
         extension_types: The operand types of the device's extensions, by the model's codes.
@@ -121,6 +125,8 @@ class CheckedPreparedModel(PreparedModelDefaults, abc.ABC):
                 return
             self._is_released = True
         self.release()
+        # A fenced execution that waits for its fences, perhaps without end, refers to the prepared model.
+        self.model = msgspec.structs.replace(self.model, main=_NOTHING, referenced=(), operand_values=b"", pools=())
 
     def check_usable(self) -> None:
         """Refuses a call that comes too late.

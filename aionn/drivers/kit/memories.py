@@ -258,12 +258,12 @@ class DeviceMemory:
         return shape
 
     def free(self) -> None:
-        """Gives its memory back. Executions that use it continue with memory of their own."""
+        """Gives its memory back, when no execution or copy uses it any more: those may wait for fences of a client without end."""
         with self._lock:
             if not self._is_freed:
                 self._is_freed = True
-                self._give_back(self._array.nbytes)
-                self._array = self._array[:0]
+                weakref.finalize(self._array, self._give_back, self._array.nbytes).atexit = False
+                self._array = np.empty(0, dtype=np.uint8)  # A view of no bytes would keep all of them.
                 self._state = _NEXT[self._state, "failed"]
 
     def __str__(self) -> str:

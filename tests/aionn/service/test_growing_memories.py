@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import anyio
@@ -24,6 +25,7 @@ from aionn.hal import (
 from aionn.hal.callers import account_of_call
 from aionn.models.builder import GraphBuilder
 from aionn.service.wire.quotas import Account, Quotas
+from fences import FenceError, FenceStatus, SyncFence
 
 LIMIT_BYTES = 1 << 20
 FLOATS = LIMIT_BYTES // 4
@@ -167,3 +169,49 @@ async def test_memory_that_is_rejected_or_unused_does_not_count() -> None:
         memory.written(array, (2,))
         assert device.memories.used_bytes == account.taken("memory_bytes") == 0
         assert np.all(array == 0)
+
+
+async def test_memory_that_is_freed_counts_until_the_execution_that_writes_it_has_ended() -> None:
+    async with ReferenceDevice() as device:
+        assert device.memories is not None
+        prepared = await device.prepare_model(model(FLOATS))
+        buffer = await device.allocate(BufferDesc(), [prepared], [], ROLE)
+        fence = SyncFence()
+        launched = await prepared.execute_fenced(request(source(FLOATS), FLOATS, [buffer.token]), [fence])
+        await buffer.aclose()
+        assert device.memories.used_bytes == LIMIT_BYTES, "nothing else bounds what a client frees in this way"
+        fence.signal()
+        assert launched.fence is not None
+        await launched.fence
+        del launched
+        await until(device, 0)
+
+
+async def test_waiting_execution_keeps_neither_a_freed_memory_that_it_reads_nor_a_closed_model() -> None:
+    graph = GraphBuilder()
+    value = graph.input(OperandType.TENSOR_FLOAT32, (FLOATS,))
+    constant = graph.constant(np.ones(FLOATS, np.float32))
+    made = graph.build([graph.result(OperationType.ADD, [value, constant, graph.constant(0)], value)])
+    kept = weakref.ref(made.pools[0])
+    async with ReferenceDevice() as device:
+        assert device.memories is not None
+        prepared = await device.prepare_model(made)
+        del made, graph
+        buffer = await device.allocate(BufferDesc(), [prepared], ROLE, [])
+        await buffer.copy_from(source(FLOATS), ())
+        array = weakref.ref(device.memories.memory(buffer.token)._array)
+        asked = Request(
+            (RequestArgument(False, DataLocation(1, 0, 0)),),
+            (RequestArgument(False, DataLocation(0, 0, 4 * FLOATS)),),
+            (source(FLOATS), BufferToken(buffer.token)),
+        )
+        fence = SyncFence()
+        launched = await prepared.execute_fenced(asked, [fence])
+        assert launched.fence is not None
+        await buffer.aclose()
+        await prepared.aclose()
+        assert array() is None and kept() is None
+        assert launched.fence.status == FenceStatus.PENDING
+        fence.signal()
+        with pytest.raises(FenceError):
+            await launched.fence
