@@ -39,8 +39,8 @@ Shape = tuple[int, ...]
 _T = TypeVar("_T")
 
 LIST_ELEMENTS_MAX = 4096
-"""Most elements of an input that lists extents, axes or paddings, many times what the largest rank needs. As Python's numbers they take
-nine times their memory, and their product takes hours where there are millions."""
+"""Most elements of an input that lists extents, axes or paddings, many times what the largest rank needs. As Python's numbers they
+take nine times their memory, and their product takes hours where there are millions."""
 
 
 class Tensor:

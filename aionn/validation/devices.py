@@ -234,9 +234,7 @@ def check_buffer_roles(
     if not models or not (input_roles or output_roles):
         raise InvalidArgument("allocate: expected at least one prepared model and one role, got none")
     if len(desc.dimensions) > RANK_MAX:
-        raise InvalidArgument(
-            f"allocate: expected at most {RANK_MAX} dimensions, got {len(desc.dimensions)}"
-        )
+        raise InvalidArgument(f"allocate: expected at most {RANK_MAX} dimensions, got {len(desc.dimensions)}")
     if any(extent < 0 for extent in desc.dimensions):
         raise InvalidArgument(f"allocate: expected extents of 0 or more, got {list(desc.dimensions)}")
     combined: Operand | None = None
@@ -256,7 +254,11 @@ def check_buffer_roles(
                 expected, got = getattr(combined, name), getattr(operand, name)
                 if expected != got:
                     is_long = name in ("channel_quant", "extension_data")
-                    values = "that of the first role, got another" if is_long else f"{expected} as the first role, got {got}"
+                    values = (
+                        "that of the first role, got another"
+                        if is_long
+                        else f"{expected} as the first role, got {got}"
+                    )
                     raise InvalidArgument(f"{where}, {name}: expected {values}")
             joined = combine_dimensions(dimensions, operand.dimensions)
             if joined is None:

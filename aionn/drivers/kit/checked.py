@@ -126,7 +126,9 @@ class CheckedPreparedModel(PreparedModelDefaults, abc.ABC):
             self._is_released = True
         self.release()
         # A fenced execution that waits for its fences, perhaps without end, refers to the prepared model.
-        self.model = msgspec.structs.replace(self.model, main=_NOTHING, referenced=(), operand_values=b"", pools=())
+        self.model = msgspec.structs.replace(
+            self.model, main=_NOTHING, referenced=(), operand_values=b"", pools=()
+        )
 
     def check_usable(self) -> None:
         """Refuses a call that comes too late.

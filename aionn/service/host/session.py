@@ -45,6 +45,7 @@ from aionn.hal.callers import Connection, Sharer, account_of_call, client_of_cal
 from aionn.hal.pieces import pace_of_call
 from aionn.platform.loops import finish
 from aionn.service.host.bursts import Bursts
+from aionn.service.host.client_fences import ClientFences
 from aionn.service.host.model_sizes import model_bytes
 from aionn.service.host.threads import HostThreads
 from aionn.service.progress import Progress
@@ -177,6 +178,7 @@ class Session:
         self._buffers: dict[int, _Buffer] = {}
         self.bursts = Bursts(portal, self.account, progress, self._peer)
         self._fenced: dict[int, FencedExecution] = {}
+        self._fences = ClientFences(tasks, self.account, self._peer)
         # Only its client could finish them: while they are pending, each keeps a descriptor and an execution.
         self._awaited: weakref.WeakSet[SyncFence] = weakref.WeakSet()
         self._reusable: dict[int, _Reusable] = {}
@@ -449,48 +451,56 @@ class Session:
     async def _execute_fenced(
         self, body: ExecuteFenced | ComputeFenced, channel: Channel
     ) -> ExecuteFencedReply:
+        wait_for: list[SyncFence] = []
         try:
             with (
                 self.account.taking("fenced"),
                 self.account.taking("executions"),
                 self.account.taking_descriptors(OUTCOME_DESCRIPTORS),
             ):
-                launched = await self._launch_fenced(body, channel)
+                for fence in body.wait_for:
+                    wait_for.append(self._fences.take(fence))
+                launched = await self._launch_fenced(body, wait_for, channel)
                 handle = next(self._handles)
                 self._fenced[handle] = launched
         except BaseException:
-            for fence in body.wait_for:
-                fence.close()  # They came for this call, and nothing waits for them now.
+            # They came for this call, and nothing waits for them now.
+            for fence in wait_for:
+                self._fences.give_back(fence)
+            for fence in body.wait_for[len(wait_for) :]:
+                fence.close()
             raise
-        self._awaited.update(body.wait_for)
+        self._awaited.update(wait_for)
         account, outcome = self.account, launched.fence
         if outcome is None:
             account.give_back("executions")
             account.give_back_descriptors(OUTCOME_DESCRIPTORS)
         else:
             if self._progress.is_watching:
-                self._tasks.start_soon(self._watch_fenced, body.wait_for, outcome)
+                self._tasks.start_soon(self._watch_fenced, wait_for, outcome)
             outcome.add_callback(lambda _: account.give_back("executions"))
             # A driver may drop it unfinished: that closes its descriptors, and calls nothing.
             over = account.count_descriptors_until_dropped(outcome, OUTCOME_DESCRIPTORS)
             outcome.add_callback(lambda _: over())
         return ExecuteFencedReply(handle, outcome)
 
-    async def _launch_fenced(self, body: ExecuteFenced | ComputeFenced, channel: Channel) -> FencedExecution:
+    async def _launch_fenced(
+        self, body: ExecuteFenced | ComputeFenced, wait_for: Sequence[SyncFence], channel: Channel
+    ) -> FencedExecution:
         # A driver that waits in the call for fences of others does not hang.
-        is_ready = all(fence.status != FenceStatus.PENDING for fence in body.wait_for)
+        is_ready = all(fence.status != FenceStatus.PENDING for fence in wait_for)
         if isinstance(body, ComputeFenced):
             execution = _find(self._reusable, body.execution, "reusable execution").execution
             with self._progress.work() if is_ready else nullcontext():
                 return await execution.execute_fenced(
-                    body.wait_for, deadline_ns=body.deadline_ns, duration_ns=body.duration_ns
+                    wait_for, deadline_ns=body.deadline_ns, duration_ns=body.duration_ns
                 )
         prepared = self._prepared_model(body.prepared)
         request = await self._request(body.request, channel)
         with self._progress.work() if is_ready else nullcontext():
             return await prepared.execute_fenced(
                 request,
-                body.wait_for,
+                wait_for,
                 measure=body.measure,
                 deadline_ns=body.deadline_ns,
                 loop_timeout_ns=body.loop_timeout_ns,
@@ -533,7 +543,7 @@ class Session:
         self.closed.set()
         await self._in_turns(list(self._prepared.values()), _abandon)
         # The launch has no waiter any more: it fails and ends.
-        await self._in_turns(list(self._awaited), SyncFence.close)
+        await self._in_turns([*self._fences.end(), *self._awaited], SyncFence.close)
         await self._in_turns(list(self._fenced), self._fenced.pop)
         self._memories.clear()
         # In reverse: bursts first. An object that cannot be freed, by a fault of the driver, does not keep the rest.

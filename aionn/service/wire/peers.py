@@ -291,6 +291,11 @@ class Peer:
         self._use = Use()
 
     @property
+    def is_alone(self) -> bool:
+        """Whether no other process is served."""
+        return self._turns is None
+
+    @property
     def calls(self) -> int:
         """Number of its calls in progress."""
         return sum(load.worked_on for load in self.loads)
@@ -452,7 +457,11 @@ class Peer:
 
     async def next_turn_of_leaving(self) -> None:
         """As ``next_turn``, for the end of a connection: that is a backlog however long it takes."""
-        self.connects_or_leaves()
+        await self.next_turn_of_many()
+
+    async def next_turn_of_many(self) -> None:
+        """As ``next_turn``, within work of which more came together than one turn does: that is a backlog."""
+        self._backlog(time.monotonic_ns())
         await self.next_turn()
 
 

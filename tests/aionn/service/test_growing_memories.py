@@ -179,7 +179,9 @@ async def test_memory_that_is_freed_counts_until_the_execution_that_writes_it_ha
         fence = SyncFence()
         launched = await prepared.execute_fenced(request(source(FLOATS), FLOATS, [buffer.token]), [fence])
         await buffer.aclose()
-        assert device.memories.used_bytes == LIMIT_BYTES, "nothing else bounds what a client frees in this way"
+        assert device.memories.used_bytes == LIMIT_BYTES, (
+            "nothing else bounds what a client frees in this way"
+        )
         fence.signal()
         assert launched.fence is not None
         await launched.fence

@@ -1,0 +1,148 @@
+"""Executions that wait for fences of a client begin a few in each turn of the loop, however many are signalled together."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import pytest
+
+from aionn.drivers.kit.fenced import FencedLaunch
+from aionn.drivers.reference import ReferenceDevice
+from aionn.hal import ExecutionPreference, Priority
+from aionn.service.host.client_fences import FENCES_PER_TURN, ClientFences
+from aionn.service.host.session import Session
+from aionn.service.progress import Progress
+from aionn.service.wire.handles import RequestOnWire
+from aionn.service.wire.peers import Peer, Peers
+from aionn.service.wire.protocol import PROTOCOL_VERSION, ExecuteFenced, Hello, PrepareModel
+from aionn.service.wire.quotas import Account, Quotas
+from fences import FenceError, FenceStatus, SyncFence
+
+COUNT = 5 * FENCES_PER_TURN
+WAIT_S_MAX = 20.0
+
+
+def received(fence: SyncFence) -> SyncFence:
+    """What the process gets that a client sends its fence to."""
+    return SyncFence.from_fd(fence.fileno(), reads_record=False)
+
+
+@asynccontextmanager
+async def serving(account: Account | None = None) -> AsyncIterator[ClientFences]:
+    async with anyio.create_task_group() as tasks:
+        fences = ClientFences(tasks, account or Account(Quotas()), Peers().of("a process"))
+        yield fences
+        for fence in fences.end():
+            fence.close()
+
+
+@pytest.mark.parametrize("count", [1, COUNT])
+@pytest.mark.parametrize("ending", ["signalled", "failed", "dropped"])
+async def test_executions_behind_fences_that_finish_together_begin_a_few_in_each_turn(
+    count: int, ending: str
+) -> None:
+    turn, of_turn, theirs = 0, Counter[int](), [SyncFence() for _ in range(count)]
+    async with serving() as fences:
+        owns = [fences.take(received(theirs[i % count])) for i in range(COUNT)]
+        for own in owns:
+            own.add_callback(lambda _: of_turn.update([turn]))
+        for fence in theirs:
+            if ending == "signalled":
+                fence.signal()
+            elif ending == "failed":
+                fence.fail("as an example")
+            else:
+                fence.close()
+        with anyio.fail_after(WAIT_S_MAX):
+            while of_turn.total() < COUNT:
+                turn += 1
+                await anyio.lowlevel.checkpoint()
+        expected = FenceStatus.SIGNALLED if ending == "signalled" else FenceStatus.FAILED
+        assert {own.status for own in owns} == {expected}
+        assert max(of_turn.values()) <= FENCES_PER_TURN
+    for fence in theirs:
+        fence.close()
+
+
+async def test_socket_is_watched_until_no_execution_waits_for_it() -> None:
+    with SyncFence() as theirs:
+        theirs.fileno()
+        async with serving() as fences:
+            before = len(os.listdir("/proc/self/fd"))
+            first, second = (fences.take(received(theirs)) for _ in range(2))
+            assert len(os.listdir("/proc/self/fd")) == before + 2, "the socket, and the watch of all"
+            fences.give_back(first)
+            assert first.status == FenceStatus.FAILED and second.status == FenceStatus.PENDING
+            fences.give_back(second)
+            assert len(os.listdir("/proc/self/fd")) == before + 1
+            third = fences.take(received(theirs))
+            theirs.signal()
+            with anyio.fail_after(WAIT_S_MAX):
+                await third
+            assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+async def test_end_fails_what_waits_and_gives_the_descriptor_of_the_watch_back() -> None:
+    account = Account(Quotas(descriptors=1))
+    with SyncFence() as theirs:
+        async with serving(account) as fences:
+            own = fences.take(received(theirs))
+            assert account.taken("descriptors") == 1
+        assert account.taken("descriptors") == 0
+        with pytest.raises(FenceError):
+            await own
+
+
+async def test_fence_of_a_client_that_is_served_alone_stands_for_itself() -> None:
+    with SyncFence() as theirs, received(theirs) as fence:
+        async with anyio.create_task_group() as tasks:
+            fences = ClientFences(tasks, Account(Quotas()), Peer())
+            assert fences.take(fence) is fence
+            assert fences.end() == []
+
+
+async def test_session_has_its_executions_wait_for_fences_that_are_read_in_turns(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, of_turn, on_ready = 0, Counter[int](), FencedLaunch._on_ready
+
+    def counted(launch: FencedLaunch, ready: SyncFence) -> None:
+        of_turn.update([turn])
+        on_ready(launch, ready)
+
+    monkeypatch.setattr(FencedLaunch, "_on_ready", counted)
+    channel: Any = None
+    device = ReferenceDevice()
+    async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
+        peer = Peers().of("a process")
+        session = Session(device, portal, tasks, quotas=Quotas(), progress=Progress(None), peer=peer)
+        await session.handle(Hello(PROTOCOL_VERSION), channel)
+        prepare = PrepareModel(
+            small.sum_model(), ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, None
+        )
+        prepared: Any = await session.handle(prepare, channel)
+        work = small.Sum()
+        request = RequestOnWire.of(work.request)
+        outcomes = []
+        with SyncFence() as theirs:
+            for _ in range(COUNT):
+                body = ExecuteFenced(prepared.prepared, request, (received(theirs),), False, None, None, None)
+                reply: Any = await session.handle(body, channel)
+                outcomes.append(reply.fence)
+            theirs.signal()
+            with anyio.fail_after(WAIT_S_MAX):
+                while of_turn.total() < COUNT:
+                    turn += 1
+                    await anyio.lowlevel.checkpoint()
+                for outcome in outcomes:
+                    await outcome
+        assert work.is_right and max(of_turn.values()) <= FENCES_PER_TURN
+        await session.aclose()
+    await device.aclose()
