@@ -39,13 +39,15 @@ async def model_bytes(model: Model, owner: Connection) -> int:
 
 
 def _structure_bytes(graphs: Sequence[Subgraph]) -> int:
-    objects = numbers = 0
+    objects = numbers = data_bytes = 0
     for graph in graphs:
         objects += len(graph.operands) + len(graph.operations)
         numbers += len(graph.input_indexes) + len(graph.output_indexes)
         numbers += sum(len(operation.inputs) + len(operation.outputs) for operation in graph.operations)
         for operand in graph.operands:
             numbers += len(operand.dimensions)
+            if operand.extension_data is not None:
+                data_bytes += len(operand.extension_data)
             if operand.channel_quant is not None:
                 numbers += len(operand.channel_quant.scales)
-    return OBJECT_BYTES * objects + NUMBER_BYTES * numbers
+    return OBJECT_BYTES * objects + NUMBER_BYTES * numbers + data_bytes

@@ -17,6 +17,7 @@ from aionn.hal import OperandType, OperationType
 from aionn.models.builder import Value
 from aionn.models.onnx.formula import Formula, expanded
 from aionn.models.onnx.operator import Operator
+from aionn.models.onnx.schema import RANK_MAX as FILE_RANK_MAX
 from aionn.models.onnx.tensors import (
     RANK_MAX,
     Array,
@@ -89,6 +90,8 @@ def _reshaped(g: GraphWriter, x: Tensor, shape: Shape) -> Tensor:
 def reshape(g: GraphWriter, op: Operator) -> Tensor:
     x = op.input(0)
     wanted = op.numbers(1, "the shape") if op.version >= 5 else op.integers("shape") or []
+    if len(wanted) > FILE_RANK_MAX:
+        op.refuse("shape", f"at most {FILE_RANK_MAX} axes", len(wanted))
     keeps_zero = bool(op.integer("allowzero", 0))
     shape = list(wanted)
     for axis, extent in enumerate(wanted):

@@ -6,6 +6,7 @@ take known shapes only.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -22,8 +23,9 @@ __all__ = ["Application", "Shape", "Unknown"]
 Shape = tuple[int, ...]
 
 
-NUMBERS_MAX = 1 << 16
-"""Most numbers of a constant that a rule reads: axes, extents, bounds or parts."""
+NUMBERS_MAX = 1 << 10
+"""Most numbers of a constant that a rule reads: axes, extents, bounds or parts. The product of a thousand takes milliseconds, that
+of 65,000 half a minute."""
 
 
 class Unknown(Exception):
@@ -135,28 +137,28 @@ class Application(msgspec.Struct, frozen=True, eq=False):
         """A whole number of the attributes."""
         value = self.attributes.get(name, default)
         if type(value) is not int:
-            self.refuse(f"attribute {name!r}", "a whole number", repr(value)[:40])
+            self.refuse(f"attribute {name!r}", "a whole number", reprlib.repr(value)[:40])
         return value
 
     def integers(self, name: str) -> list[int] | None:
         """Whole numbers of the attributes, None where they are not given."""
         value = self.attributes.get(name)
         if value is not None and not (isinstance(value, list) and all(type(item) is int for item in value)):
-            self.refuse(f"attribute {name!r}", "whole numbers", repr(value)[:40])
+            self.refuse(f"attribute {name!r}", "whole numbers", reprlib.repr(value)[:40])
         return value
 
     def text(self, name: str, default: str) -> str:
         """A text of the attributes."""
         value = self.attributes.get(name, default)
         if not isinstance(value, str):
-            self.refuse(f"attribute {name!r}", "a text", repr(value)[:40])
+            self.refuse(f"attribute {name!r}", "a text", reprlib.repr(value)[:40])
         return value
 
     def tensor(self, name: str) -> npt.NDArray[Any] | None:
         """A tensor of the attributes, None where it is not given."""
         value = self.attributes.get(name)
         if value is not None and not isinstance(value, AttributeTensor):
-            self.refuse(f"attribute {name!r}", "a tensor", repr(value)[:40])
+            self.refuse(f"attribute {name!r}", "a tensor", reprlib.repr(value)[:40])
         return None if value is None else value.array
 
     def axis(self, value: int, rank: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aionn.models.onnx.extension.application import Application, Shape, Unknown
+from aionn.models.onnx.extension.records import RANK_MAX
 
 __all__ = [
     "center_crop_pad", "concat", "constant_of_shape", "depth_to_space", "expand", "flatten", "gather", "gather_nd", "one_hot",
@@ -31,6 +32,8 @@ def reshape(a: Application) -> Shapes:
     wanted = _numbers(a, "shape", 1)
     if wanted is None:
         raise Unknown
+    if len(wanted) > RANK_MAX:
+        a.refuse("shape", f"at most {RANK_MAX} extents", len(wanted))
     x = a.shape(0)
     shape = list(wanted)
     if not a.integer("allowzero", 0):

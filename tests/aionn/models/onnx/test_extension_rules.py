@@ -105,3 +105,17 @@ def test_faults_that_a_rule_meets_are_faults_of_the_file(nodes: list, shape: tup
     with pytest.raises(InvalidModel, match="expected") as caught:
         load_onnx(file(nodes, [ValueInfo("x", kind, shape)], ["y"], constants))
     assert "unforeseen" not in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [33, 1025])
+def test_long_list_of_extents_is_rejected_before_it_is_multiplied(count: int) -> None:
+    # The product of 65,000 extents takes half a minute.
+    extents = np.full(count, 2**62)
+    inputs = [ValueType(int(DataType.FLOAT), (2, 3)), ValueType(int(DataType.INT64), (count,))]
+    with pytest.raises(InvalidModel, match=r"expected at most .* got"):
+        output_types(Application("Reshape", 13, {}, inputs, [None, extents], 1))
+    with pytest.raises(InvalidModel, match=r"expected at most .* got"):
+        output_types(Application("Reshape", 1, {"shape": extents.tolist()}, inputs[:1], [None], 1))
+    with pytest.raises(InvalidModel, match=r"expected at most .* got"):
+        given = [ValueInfo("x", DataType.FLOAT, (2, 3))]
+        load_onnx(file([node("Reshape", ["x", "a"], ["y"])], given, ["y"], {"a": extents}))

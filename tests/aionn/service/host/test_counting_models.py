@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 
 from aionn.hal import Model, Subgraph
@@ -56,3 +57,10 @@ async def test_large_models_are_counted_one_at_a_time_and_processes_take_turns(
     assert order == [0, 0, 1] + [0] * (MODELS - 2)
     sizes = {count((model.main,)) + len(model.operand_values) for model in (LARGE, LARGER)}
     assert len(counted) == MODELS + 1 and set(counted) == sizes
+
+
+def test_data_of_operands_counts() -> None:
+    main = LARGE.main
+    wide = msgspec.structs.replace(main.operands[0], extension_data=bytes(1000))
+    more = msgspec.structs.replace(main, operands=(wide, *main.operands[1:]))
+    assert model_sizes._structure_bytes([more]) == model_sizes._structure_bytes([main]) + 1000
