@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from aionn.errors import InvalidModel
+from aionn.hal.pieces import between_pieces
 from aionn.models.onnx.constants import DTYPE_NAMES
 from aionn.models.onnx.schema import DataType
 
@@ -54,6 +55,9 @@ NAME_CHARACTERS_MAX = 64
 
 ATTRIBUTES_MAX = 64
 """Most attributes of an operation; ONNX's operators have at most 15."""
+
+ITEMS_MAX = 1 << 20
+"""Most items of a list: the largest tables. Some hundredths of a second to decode, in which no other thread has the interpreter."""
 
 
 class AttributeTensor(msgspec.Struct, frozen=True, array_like=True):
@@ -92,7 +96,7 @@ class ValueType(msgspec.Struct, frozen=True, array_like=True):
     """
 
     data_type: int
-    shape: tuple[int, ...] | None = None
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=RANK_MAX)] | None = None
 
     @property
     def is_known(self) -> bool:
@@ -118,13 +122,22 @@ class Record(msgspec.Struct, frozen=True):
 
 class _Wire(msgspec.Struct, forbid_unknown_fields=True):
     v: int
-    a: dict[str, Any]
-    i: tuple[ValueType | None, ...] = ()
-    o: tuple[ValueType | None, ...] = ()
+    a: Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=ATTRIBUTES_MAX)]
+    i: Annotated[tuple[ValueType | None, ...], msgspec.Meta(max_length=VALUES_MAX)] = ()
+    o: Annotated[tuple[ValueType | None, ...], msgspec.Meta(max_length=VALUES_MAX)] = ()
 
 
+_Item = int | float | str
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(_Wire)
+_attribute_decoder = msgspec.msgpack.Decoder(
+    _Item | Annotated[list[_Item], msgspec.Meta(max_length=ITEMS_MAX)]
+)
+_tensor_decoder = msgspec.msgpack.Decoder(
+    tuple[str, int, Annotated[list[int], msgspec.Meta(max_length=RANK_MAX)], bytes]
+)
+_TENSOR = b"\x94\xa1t"
+"""The first bytes of a tensor: a list of four items, of which the first is the text "t"."""
 
 
 def encode_attributes(
@@ -184,15 +197,11 @@ def decode_record(data: bytes | bytearray | memoryview) -> Record:
         raise InvalidModel(f"attributes: expected a record in MessagePack, got other bytes: {e}") from e
     if not 0 < wire.v <= VERSION_MAX:
         raise InvalidModel(f"attributes, version: expected 1 to {VERSION_MAX}, got {wire.v}")
-    if len(wire.a) > ATTRIBUTES_MAX:
-        raise InvalidModel(f"attributes: expected at most {ATTRIBUTES_MAX}, got {len(wire.a)}")
     for what, values in (("inputs", wire.i), ("outputs", wire.o)):
-        if len(values) > VALUES_MAX:
-            raise InvalidModel(f"attributes, {what}: expected at most {VALUES_MAX}, got {len(values)}")
         for position, value in enumerate(values):
             if value is not None:
                 _check_value(value, f"attributes, {what} {position}")
-    attributes = {name: _attribute(name, value) for name, value in wire.a.items()}
+    attributes = {name: _attribute(name, raw) for name, raw in wire.a.items()}
     return Record(wire.v, attributes, wire.i, wire.o)
 
 
@@ -200,31 +209,30 @@ def _check_value(value: ValueType, where: str) -> None:
     if not _is_data_type(value.data_type):
         raise InvalidModel(f"{where}: expected an element type of ONNX, got {value.data_type}")
     shape = value.shape or ()
-    if len(shape) > RANK_MAX or any(not -1 <= extent <= EXTENT_MAX for extent in shape):
-        raise InvalidModel(
-            f"{where}: expected at most {RANK_MAX} extents from -1 to {EXTENT_MAX}, got {list(shape[: RANK_MAX + 1])}"
-        )
+    if any(not -1 <= extent <= EXTENT_MAX for extent in shape):
+        raise InvalidModel(f"{where}: expected extents from -1 to {EXTENT_MAX}, got {list(shape)}")
 
 
 def _is_data_type(number: int) -> bool:
     return number in DataType.__members__.values() and number != DataType.UNDEFINED
 
 
-def _attribute(name: str, value: Any) -> Any:
+def _attribute(name: str, raw: msgspec.Raw) -> Any:
     where = f"attribute {name[:NAME_CHARACTERS_MAX]!r}"
     if not 0 < len(name) <= NAME_CHARACTERS_MAX:
         raise InvalidModel(
             f"{where}: expected a name of 1 to {NAME_CHARACTERS_MAX} characters, got {len(name)}"
         )
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
-        return value
-    if isinstance(value, list):
-        if len(value) == 4 and value[0] == "t" and isinstance(value[2], list):
-            return _tensor(where, *value[1:])
-        kinds = {type(item) for item in value}
-        if not kinds or (len(kinds) == 1 and kinds <= {int, float, str}):
-            return value
-    raise InvalidModel(f"{where}: expected a number, a text, a list of these or a tensor, got {value!r:.60}")
+    between_pieces()
+    try:
+        if memoryview(raw)[: len(_TENSOR)] == _TENSOR:
+            return _tensor(where, *_tensor_decoder.decode(raw)[1:])
+        value = _attribute_decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
+        raise InvalidModel(f"{where}: expected a number, a text, a list of these or a tensor: {e}") from e
+    if isinstance(value, list) and len(set(map(type, value))) > 1:
+        raise InvalidModel(f"{where}: expected a list of items of one type, got several")
+    return value
 
 
 def _tensor(where: str, data_type: Any, dims: list[Any], data: Any) -> AttributeTensor:
