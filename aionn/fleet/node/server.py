@@ -89,7 +89,9 @@ class Node:
         self._bytes_max = bytes_max
         self._now = now
         self._admission = Admission(self._limits)
+        self._numbers = itertools.count()
         self._addresses: dict[str, int] = {}
+        self._present: dict[Place, str] = {}
         self._of_name: Counter[str] = Counter()
         self._sessions: dict[bytes, Session] = {}
         # 63 bits: other languages' integers are signed.
@@ -131,10 +133,13 @@ class Node:
 
     def _admit(self, address: str) -> Place:
         # Admission counts users by number. An address that comes again keeps its number while one of its connections has a place.
-        if not len(self._admission):
-            self._addresses.clear()
-        number = self._addresses.setdefault(address, len(self._addresses))
-        return self._admission.admit(Credentials(FOREIGN_PID, number), anyio.current_time())
+        number = self._addresses.get(address)
+        if number is None:
+            number = next(self._numbers)
+        place = self._admission.admit(Credentials(FOREIGN_PID, number), anyio.current_time())
+        self._addresses[address] = number
+        self._present[place] = address
+        return place
 
     def _reject(self, sock: socket.socket, why: str, *, is_plain: bool) -> None:
         count = self._admission.report(anyio.current_time())
@@ -222,6 +227,10 @@ class Node:
     def left(self, place: Place) -> None:
         """A place is free."""
         self._admission.leave(place)
+        address = self._present.pop(place, None)
+        # A machine may connect from any number of addresses, of IPv6 and of the loopback network.
+        if address is not None and address not in self._present.values():
+            del self._addresses[address]
 
 
 class _Newcomer:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import anyio
+import anyio.abc
 import pytest
 
 from aionn.errors import DeviceUnavailable
@@ -27,7 +28,10 @@ from aionn.fleet.messages import (
     decode_from_node,
     framed,
 )
+from aionn.fleet.node.server import Node
 from aionn.fleet.node.session import DATA_CONNECTIONS_MAX
+from aionn.hal import Device
+from aionn.service.host.admission import ClientLimits, NoPlace
 from aionn.service.wire.protocol import Call, Ping, Reply, encode
 from tests.aionn.fleet.conftest import Served
 from tests.aionn.service.sums import Sum, sum_model
@@ -298,3 +302,24 @@ async def test_server_of_another_protocol_is_named() -> None:
     await device.aclose()
     server.close()
     await server.wait_closed()
+
+
+async def test_addresses_without_connections_are_forgotten() -> None:
+    async with anyio.create_task_group() as tasks:
+        node = Node("a", no_device, tasks, limits=ClientLimits(clients=8, clients_per_user=2))
+        kept = node._admit("127.0.0.1")
+        for number in range(1000):
+            node.left(node._admit(f"127.1.{number // 256}.{number % 256}"))
+        assert list(node._addresses) == ["127.0.0.1"], "one that stays does not keep the others"
+        second = node._admit("127.0.0.1")
+        kept.has_sent = second.has_sent = lambda: True
+        with pytest.raises(NoPlace):
+            node._admit("127.0.0.1")
+        node.left(kept)
+        node.left(node._admit("127.0.0.1"))
+        node.left(second)
+        assert not node._addresses
+
+
+async def no_device(tasks: anyio.abc.TaskGroup) -> Device:
+    raise AssertionError("no client has greeted")
