@@ -24,7 +24,7 @@ import anyio
 import anyio.abc
 import anyio.from_thread
 
-from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted
+from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted, status_of
 from aionn.hal import (
     Buffer,
     BufferDefaults,
@@ -443,8 +443,8 @@ class Session:
                 loop_timeout_ns=body.loop_timeout_ns,
                 **_class_of(body, prepared),
             )
-        except Error as e:
-            callback(e.status, (), Timing())
+        except Exception as e:
+            callback(status_of(e), (), Timing())  # No other one comes, whatever a driver raises.
             raise
         return LaunchReply(status)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import pytest
 
 import aionn
 from aionn.drivers.reference import ReferenceDevice
-from aionn.errors import GeneralFailure
+from aionn.errors import ErrorStatus, GeneralFailure
 from aionn.hal import (
     BufferDefaults,
     BufferDesc,
@@ -30,6 +31,7 @@ from aionn.hal import (
 )
 
 X = np.arange(4, dtype=np.float32)
+WAIT_S_MAX = 20.0
 
 
 class OldBurst:
@@ -258,6 +260,34 @@ async def test_driver_that_raises_cancellation_of_its_own_fails_one_call_alone(
         for _ in range(2):
             with pytest.raises(GeneralFailure, match="CancelledError: planted"):
                 await client.prepare_model(small.sum_model())
+    await client.aclose()
+
+
+class FaultyModel(NewModel):
+    """It raises an error that is not one of the contract."""
+
+    async def execute(self, request: Request, callback: Any, **options: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+
+async def test_launch_that_a_driver_fails_with_an_error_of_its_own_is_over(serving: Any, small: Any) -> None:
+    client = (await serving(HandWritten(FaultyModel), executions=1)).client("plain")
+    prepared = await client.prepare_model(small.sum_model())
+    for _ in range(2):  # The first one does not keep the place of the second.
+        over, statuses = anyio.Event(), list[ErrorStatus]()
+
+        def callback(
+            status: Any, shapes: Any, timing: Any, over: Any = over, statuses: Any = statuses
+        ) -> None:
+            statuses.append(status)
+            over.set()
+
+        with anyio.fail_after(WAIT_S_MAX):
+            with contextlib.suppress(GeneralFailure):
+                statuses.append(await prepared.execute(small.Sum().request, callback))
+                await over.wait()
+        assert ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT not in statuses
+        await anyio.wait_all_tasks_blocked()
     await client.aclose()
 
 
