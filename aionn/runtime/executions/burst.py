@@ -317,6 +317,7 @@ class Burst:
     ) -> Coroutine[Any, Any, Result]:
         if self._closed:
             raise InvalidArgument("burst: closed")
+        self._background.home.check("slot")
         return self._run(buffer, deadline_ns, self._priority if priority is None else priority, measure, True)
 
     @overload
