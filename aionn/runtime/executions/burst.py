@@ -21,7 +21,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from aionn.errors import ExecutionCancelled, InvalidArgument, ResourceExhausted, status_of
+from aionn.errors import ExecutionCancelled, InvalidArgument, ResourceExhausted, shortages_told, status_of
 from aionn.hal import (
     Priority,
     dimensions_are_known,
@@ -122,6 +122,7 @@ class Burst:
     def _opened(self) -> list[list[DeviceBurst] | InterpretedBurst]:
         return self._plans[-1].opened if self._plans else []
 
+    @shortages_told("burst")
     async def __aenter__(self) -> Self:
         if self._was_entered or self._closed:
             raise InvalidArgument("burst: can be entered once")
