@@ -163,6 +163,8 @@ class Compilation:
                     for burst in missing:
                         opened[burst] = await burst.open_beside(ready.plan, owner)
                 self._check_open()
+                for burst in opened:
+                    burst.check_unreserved()  # A stream may have begun while other bursts were opened.
             except BaseException:
                 await finish(free_unused(ready.plan, opened.values()))
                 raise

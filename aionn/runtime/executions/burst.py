@@ -143,6 +143,14 @@ class Burst:
         """Whether it has bursts of its plan, or is opening them."""
         return self._was_entered and not self._closed
 
+    def check_unreserved(self) -> None:
+        """Raises ``InvalidArgument`` where a stream with a guarantee runs: its time is reserved for the present model."""
+        if any(isinstance(pump, ReservedPump) for pump in self._streams):
+            raise InvalidArgument(
+                "replace: a stream with a guarantee runs in a burst of this compilation, whose device time is reserved for the"
+                " present model; end the stream first"
+            )
+
     async def open_beside(self, plan: Plan, owner: JobOwner) -> OpenedPlan | None:
         """Opens bursts of another plan with the same inputs and outputs, for ``replace``. Raises as entering.
 
@@ -152,11 +160,7 @@ class Burst:
         check_known_shapes(plan)
         if not self.was_entered:
             return None
-        if any(isinstance(pump, ReservedPump) for pump in self._streams):
-            raise InvalidArgument(
-                "replace: a stream with a guarantee runs in a burst of this compilation, whose device time is reserved for the"
-                " present model; end the stream first"
-            )
+        self.check_unreserved()
         async with self._opening:
             opened = OpenedPlan(plan, owner, KeptAreas(self._background.locks))
             try:
