@@ -18,7 +18,6 @@ import abc
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -568,7 +567,4 @@ def _results(loop: LoopThread, stream: asynchronous_stream.Stream[_Item]) -> Ite
             except StopAsyncIteration:
                 return
     finally:
-        with suppress(
-            InvalidArgument
-        ):  # The collector may come after the runtime was closed, which ended the stream.
-            loop.do(stream.cancel)
+        loop.post(stream.cancel)  # Not waited for: the collector may have come.

@@ -27,7 +27,7 @@ import os
 import threading
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 from fences import running
 from fences.clock import checked_int, checked_time, now_ns
@@ -78,6 +78,12 @@ class SyncFence:
         self._more: dict[Waiter, None] | None = None
         self._port: Port | None = None
         self._name = name
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to be copied, or pickled as an argument of a process: no code could finish the copy, and a waiter would hang."""
+        raise TypeError(
+            f"{type(self).__name__}: a fence cannot be copied or pickled; fences.send_fence sends it to a process"
+        )
 
     @classmethod
     def signalled(cls, at_ns: int | None = None, name: str | None = None) -> SyncFence:

@@ -13,6 +13,7 @@ Source: ``ApproximateTimeSynchronizer`` of ROS, ``PacketSynchronizer`` of MediaP
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable
@@ -20,10 +21,10 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 import anyio
-import anyio.abc
 import msgspec
 
 from aionn.errors import InvalidArgument, general_failure_of
+from aionn.media.live.worker import outlast
 from aionn.platform.loops import is_cancelled
 
 __all__ = ["JoinStatistics", "Joined", "Pair", "TimeJoin", "joined"]
@@ -39,6 +40,9 @@ KEPT_MAX: Final = 256
 
 TOLERANCE_S_MAX: Final = 60.0
 """Largest tolerance: items that are a minute apart do not belong together."""
+
+CLOSE_S_MAX: Final = 3.0
+"""Cancelling a source takes microseconds; the same limit as for leaving a tee."""
 
 
 class Pair(msgspec.Struct, Generic[A, B], frozen=True):
@@ -200,7 +204,9 @@ def joined(
 
 
 class Joined(AsyncIterator[Pair[A, B]]):
-    """Pairs of two sources; made by ``joined``. Leaving it ends its tasks, and neither source."""
+    """Pairs of two sources; made by ``joined``. Leaving it ends its tasks, and neither source: the reads that are in progress are
+    cancelled, and one that does not return within ``CLOSE_S_MAX`` is left to itself.
+    """
 
     def __init__(
         self,
@@ -215,7 +221,7 @@ class Joined(AsyncIterator[Pair[A, B]]):
         self._join = join
         self._stamp = stamp
         self._now = now
-        self._tasks: anyio.abc.TaskGroup | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._changed = anyio.Event()
         self._has_first_ended = False
         self._error: Exception | None = None
@@ -229,18 +235,28 @@ class Joined(AsyncIterator[Pair[A, B]]):
         if self._was_entered:
             raise InvalidArgument("joined: can be entered once")
         self._was_entered = True
-        self._tasks = await anyio.create_task_group().__aenter__()
-        self._tasks.start_soon(self._read_first)
-        self._tasks.start_soon(self._read_second)
+        # A task group of anyio must be left by the task that entered it, and puts the errors of its block into groups.
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(read, name="aionn-joined") for read in (self._read_first(), self._read_second())
+        ]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        tasks, self._tasks = self._tasks, None
-        assert tasks is not None, "entered before it is left"
-        tasks.cancel_scope.cancel()
-        await tasks.__aexit__(kind, value, traceback)
+        tasks, self._tasks = self._tasks, []
+        if not tasks:
+            return
+        for task in tasks:
+            task.cancel()
+        try:
+            await outlast(asyncio.gather(*tasks, return_exceptions=True), CLOSE_S_MAX)
+        finally:
+            # A consumer in another task does not wait for more.
+            self._has_first_ended = True
+            self._join.end_second()
+            self._notify()
 
     def _notify(self) -> None:
         self._changed.set()
@@ -280,7 +296,7 @@ class Joined(AsyncIterator[Pair[A, B]]):
         return self
 
     async def __anext__(self) -> Pair[A, B]:
-        if self._tasks is None:
+        if not self._tasks:
             raise InvalidArgument("joined: it is not open; use it with async with")
         while True:
             pair = self._join.take(self._now())

@@ -27,7 +27,7 @@ import anyio.to_thread
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortages_told
 from aionn.media.pacing import Keep, PresentationQueue, captured_at_ns, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
 
@@ -98,6 +98,7 @@ class Source(Generic[T]):
         Raises:
             InvalidArgument: The medium cannot be read, or the source has been entered before.
             DeviceUnavailable: A library that is needed to read it is not installed.
+            ResourceExhausted: No thread, memory or descriptor is left for it (transient).
         """
         if self._state != "new":
             raise InvalidArgument(
@@ -206,7 +207,8 @@ class Source(Generic[T]):
 
     async def _make(self) -> Made[T] | None:
         if self._blocking:
-            return await anyio.to_thread.run_sync(self._step, limiter=self._limiter)
+            with shortages_told(self._name):
+                return await anyio.to_thread.run_sync(self._step, limiter=self._limiter)
         return self._step()
 
     def _close_step(self) -> None:
@@ -220,8 +222,10 @@ class Source(Generic[T]):
         # A limiter of its own: closing must not queue behind a step that was abandoned past the shield.
         try:
             # The shield alone is not enough, see below.
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True), shortages_told(self._name):
                 await anyio.to_thread.run_sync(self._close_step, limiter=anyio.CapacityLimiter(1))
+        except ResourceExhausted:
+            self._close_step()  # No thread can be started.
         except BaseException:
             # A second cancellation by asyncio passes the shield. Closing twice is harmless, not closing is not; this waits for
             # one step at the most.

@@ -155,7 +155,7 @@ class Background:
             work: What to do; it raises nothing but cancellation.
             on_end: Called when it has ended, also when it was cancelled before it began.
         """
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._later(work)
         self._executions.add(task)
         task.add_done_callback(on_end)
         task.add_done_callback(self._ended)
@@ -163,10 +163,16 @@ class Background:
 
     def start_reading(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Starts a plain task that reads a source of the application. Its errors end nothing else."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._later(work)
         self._readers[task] = None
         task.add_done_callback(self._reader_ended)
         return task
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that begins in the loop's next turn, also where the loop has ``asyncio.eager_task_factory``."""
+        if self._loop.get_task_factory() is None:
+            return self._loop.create_task(work)
+        return asyncio.Task(work, loop=self._loop)
 
     def limit_reading(self, task: asyncio.Task[None]) -> None:
         """Has a task that reads a source end: it is cancelled at the end of its time, and again until it has ended. Idempotent."""

@@ -18,7 +18,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import numpy as np
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, shortages_told
 from aionn.hal import Model, Priority, check_fences
 from aionn.platform.loops import finish, finish_all
 from aionn.runtime.background import Background
@@ -127,6 +127,7 @@ class Compilation:
         self.placement = plan.placement
         self.from_cache = ready.from_cache
 
+    @shortages_told("replace")
     async def replace(self, model: Model | str | os.PathLike[str], *, deadline: int | None = None) -> None:
         """Has another model executed from now on, with the options of the first one and without a gap.
 
@@ -162,6 +163,8 @@ class Compilation:
                     for burst in missing:
                         opened[burst] = await burst.open_beside(ready.plan, owner)
                 self._check_open()
+                for burst in opened:
+                    burst.check_unreserved()  # A stream may have begun while other bursts were opened.
             except BaseException:
                 await finish(free_unused(ready.plan, opened.values()))
                 raise

@@ -194,6 +194,14 @@ class LoopThread:
 
         return self.call(run)
 
+    def post(self, function: Callable[[], object]) -> None:
+        """Has a function called there, and does not wait: for the garbage collector, which may interrupt a thread that has a lock
+        for which the loop waits. Nothing happens where the loop has ended, and in a forked child.
+        """
+        if os.getpid() == self._pid:
+            with suppress(GeneralFailure):
+                self._soon(function)
+
     def _soon(self, function: Callable[[], object]) -> None:
         assert self._in_loop is not None, "it was started"
         try:

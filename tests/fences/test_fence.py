@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import itertools
 import logging
@@ -545,6 +546,16 @@ def test_close_while_following_a_returned_fence_fails_at_once():
     assert fence.status is FenceStatus.FAILED
     device.signal()
     assert fence.status is FenceStatus.FAILED
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_fence_is_not_copied_since_nothing_could_finish_the_copy(duplicate):
+    fence = SyncFence()
+    with pytest.raises(TypeError, match="send_fence"):
+        duplicate(fence)
+    with pytest.raises(TypeError, match="send_fence"):
+        duplicate(fence.then(lambda: None))
+    fence.signal()
 
 
 # Cost

@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 import anyio
 
 from aionn.media.live.capture import SourceUnavailable
+from aionn.platform.threads import start_thread
 
 __all__ = ["Call", "Worker", "outlast"]
 
@@ -137,11 +138,15 @@ class Worker:
         Args:
             run: The function.
             discard: Called with a result that is no longer wanted, in the thread or in the loop.
+
+        Raises:
+            ResourceExhausted: There is no room for the thread (transient); only of the first call.
         """
-        call = Call(run, discard)
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(self._calls,), name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=_serve, args=(self._calls,), name=self._name, daemon=True)
+            start_thread(thread, self._name)
+            self._thread = thread
+        call = Call(run, discard)
         self._calls.put(call)
         return call
 
@@ -163,6 +168,7 @@ class Worker:
 
         Raises:
             SourceUnavailable: The limit has passed, or an earlier call that passed its limit has not returned yet.
+            ResourceExhausted: As for `submit`.
             Exception: What the function raised.
         """
         if self._overdue is not None and not self._overdue.has_returned:
@@ -190,16 +196,18 @@ class Worker:
             self.submit(discard)
 
     async def aclose(self, last: Callable[[], object], limit_s: float) -> None:
-        """Has ``last`` called after everything else, ends the thread and waits for that, at most ``limit_s``.
+        """Has ``last`` called after everything else, ends the thread and waits for that, at most ``limit_s``. Nothing is called
+        where no thread was started.
 
         A call that blocks is left to the thread, which then calls ``last`` and ends when that call returns.
 
         Raises:
             asyncio.CancelledError: The caller was cancelled during the wait, which has ended.
         """
+        if self._thread is None:
+            return  # Nothing was called, so there is nothing to close.
         call = self.submit(last)
         self._calls.put(None)
-        assert self._thread is not None
         try:
             await outlast(call.future, limit_s)
         finally:

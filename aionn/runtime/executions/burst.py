@@ -21,7 +21,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from aionn.errors import ExecutionCancelled, InvalidArgument, ResourceExhausted, status_of
+from aionn.errors import ExecutionCancelled, InvalidArgument, ResourceExhausted, shortages_told, status_of
 from aionn.hal import (
     Priority,
     dimensions_are_known,
@@ -122,6 +122,7 @@ class Burst:
     def _opened(self) -> list[list[DeviceBurst] | InterpretedBurst]:
         return self._plans[-1].opened if self._plans else []
 
+    @shortages_told("burst")
     async def __aenter__(self) -> Self:
         if self._was_entered or self._closed:
             raise InvalidArgument("burst: can be entered once")
@@ -142,6 +143,14 @@ class Burst:
         """Whether it has bursts of its plan, or is opening them."""
         return self._was_entered and not self._closed
 
+    def check_unreserved(self) -> None:
+        """Raises ``InvalidArgument`` where a stream with a guarantee runs: its time is reserved for the present model."""
+        if any(isinstance(pump, ReservedPump) for pump in self._streams):
+            raise InvalidArgument(
+                "replace: a stream with a guarantee runs in a burst of this compilation, whose device time is reserved for the"
+                " present model; end the stream first"
+            )
+
     async def open_beside(self, plan: Plan, owner: JobOwner) -> OpenedPlan | None:
         """Opens bursts of another plan with the same inputs and outputs, for ``replace``. Raises as entering.
 
@@ -151,11 +160,7 @@ class Burst:
         check_known_shapes(plan)
         if not self.was_entered:
             return None
-        if any(isinstance(pump, ReservedPump) for pump in self._streams):
-            raise InvalidArgument(
-                "replace: a stream with a guarantee runs in a burst of this compilation, whose device time is reserved for the"
-                " present model; end the stream first"
-            )
+        self.check_unreserved()
         async with self._opening:
             opened = OpenedPlan(plan, owner, KeptAreas(self._background.locks))
             try:
@@ -317,6 +322,7 @@ class Burst:
     ) -> Coroutine[Any, Any, Result]:
         if self._closed:
             raise InvalidArgument("burst: closed")
+        self._background.home.check("slot")
         return self._run(buffer, deadline_ns, self._priority if priority is None else priority, measure, True)
 
     @overload

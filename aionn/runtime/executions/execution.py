@@ -122,12 +122,13 @@ class Execution:
 
     def cancel(self) -> None:
         """Gives the execution up: one that waits never runs; one that runs keeps its slot until the device is done, and its
-        result is discarded. Awaiting the execution raises ``ExecutionCancelled``."""
+        result is discarded. Awaiting the execution raises ``ExecutionCancelled``. From any thread, as a callback of a fence is."""
         try:
             self._fail(ExecutionCancelled("execution: cancelled"))
         finally:  # A callback of the fence may interrupt the program.
-            if self._task is not None:
-                self._task.cancel()
+            task = self._task
+            if task is not None:
+                self._job.background.run_in_loop(task.cancel)
 
     async def wait(self) -> Result:
         """Waits for the result.
@@ -160,9 +161,10 @@ class Execution:
         """Changes the class of an execution that does not run yet; False if it runs or has ended.
 
         Raises:
-            InvalidArgument: There is no such priority.
+            InvalidArgument: There is no such priority, or this is another thread or event loop.
         """
         wanted, job = priority_of(priority), self._job
+        job.background.home.check("change_priority")
         if job.state in (ExecutionState.RUNNING, ExecutionState.FINISHED):
             return False
         job.priority = wanted

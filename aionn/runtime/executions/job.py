@@ -32,6 +32,7 @@ from aionn.errors import (
     ErrorStatus,
     ExecutionCancelled,
     GeneralFailure,
+    InvalidArgument,
     MissedDeadline,
     general_failure_of,
     status_of,
@@ -485,6 +486,10 @@ def _outcome(end: ExecutionResult | BaseException) -> Outcome:
 async def _fall_back(job: ExecutionJob, step: Step, area: RequestArea, error: Error) -> Timing:
     """Runs a step on the reference device that failed on its own, where that is allowed; raises why it failed otherwise."""
     prepared = step.prepared_step.prepared
+    if isinstance(error, DeadObject) and step.is_closed:
+        closed = InvalidArgument("burst: closed while an execution used it")
+        closed.__cause__ = error  # Its driver has not died: nothing is prepared again.
+        error = closed
     if isinstance(prepared, RecoveringPreparedModel):
         if isinstance(error, DeadObject):
             error.transient = prepared.lost(error, job.asked_ns)

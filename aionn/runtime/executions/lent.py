@@ -3,7 +3,7 @@
 Owns the way from such a slot to an execution. ``slot_pool`` owns the slots.
 
 Invariants:
-1. No other execution or stream uses a lent slot until it is given back.
+1. No other execution or stream uses a lent slot until it is given back, by its user or since nothing refers to it any more.
 2. Nothing is copied into it: the device reads what its user has written.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority
@@ -27,7 +27,8 @@ RunSlot = Callable[[FrameBuffer, int | None, Priority | None, bool], Coroutine[A
 
 
 class LentSlot:
-    """A slot of a burst that is lent to a user. Made by ``Burst.lend``; use it with ``with``, or close it.
+    """A slot of a burst that is lent to a user. Made by ``Burst.lend``; use it with ``with``, or close it. One that is dropped is
+    given back as well, soon after, also where one of its ``inputs`` is still referred to.
 
     Args:
         pool: Has the slot.
@@ -74,13 +75,22 @@ class LentSlot:
         return await self._run(buffer, deadline, rank, measure)
 
     def close(self) -> None:
-        """Gives it back to the burst, which lends or uses it again when no device reads it any more. Idempotent.
+        """Gives it back to the burst, which lends or uses it again when no device reads it any more. Idempotent; from any thread.
 
         ``inputs`` must not be written afterwards: they belong to another frame.
         """
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
-            self._pool.leave(buffer)
+            self._pool.give_back(buffer, is_collected=False)
+
+    def __del__(self) -> None:
+        buffer = self._buffer
+        if buffer is not None:
+            self._pool.give_back(buffer, is_collected=True)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to be copied: the slot would be given back twice."""
+        raise TypeError("LentSlot: a slot that is lent cannot be copied or pickled")
 
     def __enter__(self) -> Self:
         return self

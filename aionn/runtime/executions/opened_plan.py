@@ -71,6 +71,10 @@ class _StepInBurst(Step):
         # This one knows the memory of the request.
         self._own = self._bursts[buffer.identifier % len(self._bursts)] if self._bursts else None
 
+    @property
+    def is_closed(self) -> bool:
+        return any(burst.is_closed for burst in self._bursts)
+
     def launch(self, area: RequestArea, job: Conditions) -> Launch:
         burst = self._own
         if burst is None or not burst.is_free:
@@ -174,7 +178,7 @@ class OpenedPlan:
         """Ends the device's bursts. Idempotent."""
         closings: list[Callable[[], Coroutine[Any, Any, None]]] = []
         for bursts in self.opened:
-            closings += [b.hal.aclose for b in bursts] if isinstance(bursts, list) else [bursts.aclose]
+            closings += [b.aclose for b in bursts] if isinstance(bursts, list) else [bursts.aclose]
         try:
             await finish_all(closings)
         finally:

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -276,6 +277,19 @@ class SlotPool:
                     waiting.take(buffer)
                     return
         self._free.append(buffer)
+
+    def give_back(self, buffer: FrameBuffer, *, is_collected: bool) -> None:
+        """As ``leave``, from any thread.
+
+        Args:
+            buffer: What was used.
+            is_collected: Whether the garbage collector calls, which interrupts anything: it is left in the loop's next turn.
+        """
+        leave = functools.partial(self.leave, buffer)
+        if is_collected:
+            self._background.call_soon(leave)
+        else:
+            self._background.run_in_loop(leave)
 
     def _reclaim(self) -> None:
         """Makes a stream leave the buffer of a result that its consumer has not requested yet, if there is one."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from aionn.errors import Error, OutputInsufficientSize
+from aionn.errors import Error, InvalidArgument, OutputInsufficientSize
 from aionn.hal import Burst as HalBurst
 from aionn.hal import ExecutionResult, Launch, Model, PreparedModel, Priority, Request, Timing, check_launch
 from aionn.runtime.background import Background
@@ -79,12 +79,14 @@ class DeviceBurst:
 
     Attributes:
         hal: The driver contract's side of it.
+        is_closed: Whether the application has closed it: a launch that ends with DeadObject was ended by that, and not by a death.
     """
 
-    __slots__ = ("_launch", "hal")
+    __slots__ = ("_launch", "hal", "is_closed")
 
     def __init__(self, hal: HalBurst) -> None:
         self.hal = hal
+        self.is_closed = False
         self._launch: Launch | None = None
 
     @property
@@ -93,7 +95,9 @@ class DeviceBurst:
         return self._launch is None or self._launch.is_done
 
     def launch(self, request: Request, identifiers: Sequence[int], job: Conditions) -> Launch:
-        """Launches a request while it is free. Raises as ``Burst.launch``: it was rejected."""
+        """Launches a request while it is free. Raises as ``Burst.launch``: it was rejected; also where it is closed."""
+        if self.is_closed:
+            raise InvalidArgument("burst: closed before an execution had begun")
         launch = self.hal.launch(
             request,
             identifiers,
@@ -109,6 +113,11 @@ class DeviceBurst:
         """Waits until nothing runs through it."""
         if self._launch is not None:
             await self._launch.done
+
+    async def aclose(self) -> None:
+        """Ends it at its device. Idempotent."""
+        self.is_closed = True
+        await self.hal.aclose()
 
 
 class Interpreted(Protocol):
@@ -203,6 +212,11 @@ class Step:
         self.sizes = {} if sizes is None else sizes
         self.fallback = fallback
         self.name = name
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the application has closed a burst through which it is launched."""
+        return False
 
     def least_ns(self) -> int:
         """Its least duration, as far as is known."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -550,6 +550,10 @@ class Stream(AsyncIterator[StreamResult[_T]]):
             value is None or self._home.is_here
         ):  # A forked child leaves with an error of its own: that counts.
             self.cancel()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to be copied: the stream ends, without an error, when one of its objects is dropped."""
+        raise TypeError(f"{type(self).__name__}: a stream cannot be copied or pickled")
 
     def statistics(self) -> StreamStatistics:
         """Counts so far."""

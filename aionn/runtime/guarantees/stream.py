@@ -7,6 +7,7 @@ consumer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -27,13 +28,20 @@ _T = TypeVar("_T")
 
 
 def capture_deadline(guarantee: StreamGuarantee) -> Callable[[Any], int]:
-    """From an item to its absolute deadline: counted from ``item.captured_at_ns`` where it has that, otherwise from now."""
+    """From an item to its absolute deadline: counted from ``item.captured_at_ns`` where it has that, otherwise from now.
+
+    The deadline raises ``InvalidArgument`` where that is not an integer.
+    """
 
     def deadline_ns(item: Any) -> int:
         try:
             captured_ns: int = item.captured_at_ns
         except AttributeError:
             captured_ns = now_ns()  # An array, or anything else that is not a frame of ``aionn.media``.
+        if not isinstance(captured_ns, Integral):
+            raise InvalidArgument(
+                f"stream: expected captured_at_ns of an item in nanoseconds on the monotonic clock, got {captured_ns!r}"
+            )
         return captured_ns + guarantee.terms.deadline_ns
 
     return deadline_ns

@@ -411,6 +411,10 @@ class _StepInside(Step):
         self._burst = burst
         self._identifiers = identifiers
 
+    @property
+    def is_closed(self) -> bool:
+        return isinstance(self._burst, DeviceBurst) and self._burst.is_closed
+
     def launch(self, area: RequestArea, job: Conditions) -> Launch:
         burst, step = self._burst, self.prepared_step
         request = area.request(step.inputs, step.outputs)
@@ -480,7 +484,7 @@ class _BurstInside:
         """See ``InterpretedBurst``."""
         while self._opened:
             burst = self._opened.pop()
-            await (burst.hal if isinstance(burst, DeviceBurst) else burst).aclose()
+            await burst.aclose()
 
 
 def _constants_of(model: Model, indexes: Sequence[int]) -> dict[int, Held]:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import aionn
@@ -142,6 +143,45 @@ async def test_cancelled_wait_loses_no_pair() -> None:
             assert cancelled.cancelled_caught
             go.set()
             assert (await anext(both)).first.name == "p"
+
+
+async def test_error_in_its_block_keeps_its_class_and_another_task_may_leave_it() -> None:
+    async def endless() -> AsyncIterator[Stamped]:
+        await anyio.sleep_forever()
+        yield Stamped("e", 0)
+
+    with anyio.fail_after(LIMIT_S):
+        with pytest.raises(aionn.DeadObject, match="planted"):
+            async with joined(endless(), endless(), tolerance_s=0.01):
+                raise aionn.DeadObject("planted")
+        both = joined(source("p", [0]), endless(), tolerance_s=0.01, wait_s=60)
+        await asyncio.create_task(both.__aenter__())
+        consumer = asyncio.create_task(anext(both, None))  # type: ignore[call-overload]
+        await anyio.lowlevel.checkpoint()
+        await asyncio.create_task(both.__aexit__(None, None, None))
+        assert await consumer is None
+
+
+async def test_source_that_does_not_let_itself_be_cancelled_is_left_to_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aionn.media.joining.CLOSE_S_MAX", 0.01)
+    go = anyio.Event()
+
+    async def stubborn() -> AsyncIterator[Stamped]:
+        with anyio.CancelScope(shield=True):
+            while not go.is_set():
+                try:
+                    await go.wait()
+                except asyncio.CancelledError:
+                    pass
+        yield Stamped("s", 0)
+
+    with anyio.fail_after(LIMIT_S):
+        async with joined(stubborn(), stubborn(), tolerance_s=0.01):
+            await anyio.lowlevel.checkpoint()
+    go.set()
+    await anyio.wait_all_tasks_blocked()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import threading
@@ -25,6 +26,9 @@ from fences import SyncFence
 
 CLOSING_S = 0.05
 """Much longer than closing an idle runtime takes."""
+
+WATCHDOG_S = 20.0
+"""Nothing here takes nearly so long."""
 
 Values = npt.NDArray[np.float32]
 
@@ -243,6 +247,35 @@ def test_stream_that_outlives_its_runtime_is_dropped_in_silence(digits: Path, si
         assert next(stream).status == "on_time"
     # Its generator is closed here, when there is no event loop any more; an error would fail this test as unraisable.
     del stream
+
+
+def test_stream_that_the_collector_finds_does_not_wait_for_the_loop(digits: Path, silence: Values) -> None:
+    """The collector may interrupt a thread that has a lock, as of logging, for which the loop waits."""
+    lock, is_waiting, got = threading.Lock(), threading.Event(), []
+
+    def write(item: Values, view: Values) -> None:
+        is_waiting.set()
+        got.append(lock.acquire(timeout=WATCHDOG_S))
+        view[...] = item
+
+    with (
+        aionn.blocking.open(drivers=["reference"], isolation="in_process") as runtime,
+        runtime.compile(digits) as net,
+        net.burst() as burst,
+        net.burst() as another,
+        ThreadPoolExecutor() as threads,
+    ):
+        stream = burst.stream([silence] * 3)
+        assert next(stream).status == "on_time"
+        cycle: list[object] = [stream]
+        cycle.append(cycle)
+        with lock:
+            other = threads.submit(list, another.stream([silence], into=write))
+            assert is_waiting.wait(WATCHDOG_S)
+            del stream, cycle
+            gc.collect()
+        assert len(other.result(WATCHDOG_S)) == 1 and got == [True]
+        assert burst.statistics().streams == 0
 
 
 def test_stream_counts_and_can_be_ended(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -132,6 +133,32 @@ async def test_execution_can_be_awaited_from_another_loop(opened: Opened) -> Non
         tasks.start_soon(wait)
         await anyio.lowlevel.checkpoint()
         go.signal()
+
+
+async def test_execution_is_cancelled_from_a_thread_in_its_own_loop(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A callback of a fence runs in any thread. Cancelled there, a task would not be continued before the loop wakes."""
+    execution = opened.net.execute_fenced([X], wait_for=[SyncFence("never")])
+    await anyio.lowlevel.checkpoint()
+    loop, scheduled_in = asyncio.get_running_loop(), set()
+    call_soon = loop.call_soon
+
+    def note(*args: Any, **options: Any) -> Any:
+        scheduled_in.add(threading.get_ident())
+        return call_soon(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "call_soon", note)
+        await anyio.to_thread.run_sync(execution.cancel)
+        with pytest.raises(aionn.InvalidArgument, match=r"threads use aionn\.blocking"):
+            await anyio.to_thread.run_sync(execution.change_priority, "high")
+        with pytest.raises(aionn.ExecutionCancelled):
+            await execution
+    with anyio.fail_after(WAIT_S_MAX):
+        while execution.state.name != "FINISHED":
+            await anyio.lowlevel.checkpoint()
+    assert scheduled_in == {threading.get_ident()}
 
 
 @pytest.mark.sampled(2)

@@ -8,10 +8,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import anyio.to_thread
+import numpy as np
 import pytest
 
 import aionn
 from aionn.errors import ErrorStatus, shortage_of, shortages_told, status_of
+from aionn.hal import OperationType
+from aionn.testing.models import chain
 
 RUN_S_MAX = 60
 
@@ -104,3 +108,24 @@ async def test_shortage_is_told_from_a_block_and_from_a_coroutine_function() -> 
         await starve(MemoryError())
     with pytest.raises(ValueError, match="other"):
         await starve(ValueError("other"))
+
+
+async def test_burst_and_replacement_without_a_thread_are_told_in_the_same_words(
+    shared_runtime: aionn.Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*args: object, **options: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    model = chain([OperationType.RELU], (2,))
+    net = await shared_runtime.compile(model)
+    async with net.burst() as burst:
+        with monkeypatch.context() as patch:
+            patch.setattr(anyio.to_thread, "run_sync", refuse)
+            with pytest.raises(aionn.ResourceExhausted, match=r"^burst: no thread"):
+                async with net.burst():
+                    pass
+            with pytest.raises(aionn.ResourceExhausted, match=r"^replace: no thread"):
+                await net.replace(model)
+        x = np.ones(2, np.float32)
+        assert (await burst.execute([x])).outputs[0].tolist() == [1, 1]
+        await net.replace(model)

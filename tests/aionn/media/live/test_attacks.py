@@ -9,7 +9,8 @@ import threading
 import anyio
 import pytest
 
-from aionn.media import Reconnection, SourceUnavailable, camera
+import aionn
+from aionn.media import Reconnection, SourceUnavailable, camera, microphone, record, replay
 from aionn.media.cameras import videodev
 from tests.support.media.fake_camera import FakeSystem
 
@@ -100,7 +101,6 @@ def test_random_events_break_no_promise(really, seed, keep):
 
 
 def test_opening_that_hangs_while_reconnecting_uses_one_thread_and_recovers(really, monkeypatch):
-    monkeypatch.setattr("aionn.media.cameras.opening._CameraOpener.limit_s", 0.05)
     system = FakeSystem()
     one = system.camera
 
@@ -108,6 +108,8 @@ def test_opening_that_hangs_while_reconnecting_uses_one_thread_and_recovers(real
         async with camera(system=system, reconnect=SOON) as source:
             one.fill()
             await anext(source)
+            # Not before: the first opening of a process may take longer.
+            monkeypatch.setattr("aionn.media.cameras.opening._CameraOpener.limit_s", 0.05)
             threads = threading.active_count()
             one.blocks_open = threading.Event()
             one.unplug()
@@ -303,3 +305,29 @@ print("ended")
         )
         assert ended.returncode == code, ended.stderr
         assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: record(path / "new.rec"),
+        lambda path: replay(path / "none.rec"),
+        lambda path: microphone(),
+    ],
+    ids=["a recorder", "a file", "a live source"],
+)
+def test_source_without_a_thread_says_so_and_leaves_nothing(make, tmp_path, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    async def main():
+        source = make(tmp_path)
+        with pytest.raises(aionn.ResourceExhausted, match="no thread") as raised:
+            async with source:
+                pass
+        assert raised.value.transient
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -56,6 +62,67 @@ async def test_lent_slot_is_used_by_nobody_else_until_it_is_given_back(
         assert burst.statistics().free == 2
         with pytest.raises(aionn.InvalidArgument, match="given back"):
             await slot.execute()
+
+
+async def test_slot_that_is_dropped_is_given_back(
+    shared_runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await shared_runtime.compile(digits)
+    async with net.burst(slots=1) as burst:
+        kept = [burst.lend()]
+        kept.append(kept)  # type: ignore[arg-type]  # The collector finds it.
+        del kept
+        gc.collect()
+        await anyio.lowlevel.checkpoint()
+        assert burst.statistics().free == 1
+        slot = burst.lend()
+        del slot
+        await burst.execute([silence], deadline=aionn.after(20))
+
+
+async def test_slot_that_another_thread_gives_back_wakes_the_execution_that_waits(
+    shared_runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    net = await shared_runtime.compile(digits)
+    async with net.burst(slots=1) as burst:
+        slot = burst.lend()
+        left_in: list[int] = []
+        leave = burst._pool.leave
+        burst._pool.leave = lambda *a: (left_in.append(threading.get_ident()), leave(*a))  # type: ignore[method-assign, assignment, func-returns-value]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(burst.execute, [silence])
+            while not burst.statistics().waiting:
+                await anyio.lowlevel.checkpoint()
+            await anyio.to_thread.run_sync(slot.close)
+        assert set(left_in) == {threading.get_ident()}
+
+
+async def test_slot_and_stream_are_not_copied(
+    shared_runtime: aionn.Runtime, digits: Path, silence: Values
+) -> None:
+    """The one would be given back twice; the other would end, without an error, when its copy is dropped."""
+
+    async def items() -> AsyncIterator[Values]:
+        for _ in range(3):
+            yield silence
+
+    net = await shared_runtime.compile(digits)
+    async with net.burst() as burst:
+        with burst.lend() as slot, pytest.raises(TypeError, match="cannot be copied"):
+            copy.copy(slot)
+        async with burst.stream(items()) as stream:
+            with pytest.raises(TypeError, match="cannot be copied"):
+                copy.copy(stream)
+            assert [result.status async for result in stream] == ["on_time"] * 3
+
+
+async def test_slot_is_executed_in_its_own_loop_alone(shared_runtime: aionn.Runtime, digits: Path) -> None:
+    net = await shared_runtime.compile(digits)
+    async with net.burst(slots=1) as burst:
+        with burst.lend() as slot:
+            with pytest.raises(aionn.InvalidArgument, match="another event loop"):
+                await anyio.to_thread.run_sync(lambda: anyio.run(slot.execute))
+            assert not slot.is_busy
 
 
 async def test_slot_of_a_cancelled_execution_is_busy_until_the_device_is_done(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -169,3 +172,51 @@ async def test_failed_link_fails_all_that_wait_for_it() -> None:
         for link in links[50:]:
             with pytest.raises(aionn.GeneralFailure, match=r"cancelled|a fence that it waits for has failed"):
                 await link
+
+
+class _EagerTask(asyncio.tasks._PyTask):  # type: ignore[name-defined, misc]
+    """A task that begins where it is created, as those of ``asyncio.eager_task_factory`` (Python 3.12)."""
+
+    def __init__(self, work: Any, *, loop: asyncio.BaseEventLoop, **options: Any) -> None:
+        super().__init__(work, loop=loop, **options)
+        loop._ready[-1].cancel()  # type: ignore[attr-defined]  # Its first step.
+        current = asyncio.current_task(loop)
+        asyncio.tasks._leave_task(loop, current)  # type: ignore[arg-type]
+        try:
+            self._context.run(self._Task__step)
+        finally:
+            asyncio.tasks._enter_task(loop, current)  # type: ignore[arg-type]
+
+
+def _begin_eagerly(loop: Any, work: Any, **options: Any) -> asyncio.Task[Any]:
+    # anyio keeps its tasks out of the real factory.
+    is_anyios = getattr(work, "__name__", "") == "_run_coro"
+    return (
+        asyncio.tasks._PyTask(work, loop=loop, **options)
+        if is_anyios
+        else _EagerTask(work, loop=loop, **options)
+    )  # type: ignore[attr-defined, no-any-return]
+
+
+async def test_loop_may_begin_its_tasks_where_they_are_created(any_shared_runtime: aionn.Runtime) -> None:
+    async def items(count: int) -> AsyncIterator[Any]:
+        for _ in range(count):
+            yield x
+
+    def fail(item: object) -> int:
+        raise ValueError("planted")
+
+    x = np.ones(2, np.float32)
+    net = await any_shared_runtime.compile(chain([OperationType.RELU], (2,)))
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(getattr(asyncio, "eager_task_factory", _begin_eagerly))
+    try:
+        first = net.execute_fenced([x])
+        assert (await net.execute_fenced([x], wait_for=[first.fence])).outputs[0].tolist() == [1, 1]
+        async with net.burst() as burst:
+            assert [result.status async for result in burst.stream(items(3))] == ["on_time"] * 3
+            with pytest.raises(ValueError, match="planted"):
+                await anext(burst.stream(items(1), deadline=fail))
+            await burst.execute([x])
+    finally:
+        loop.set_task_factory(None)

@@ -17,6 +17,7 @@ import aionn
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
+from aionn.runtime.executions.opened_plan import OpenedPlan
 from tests.support.mortal_driver import DIES, doubled_model
 
 Values = npt.NDArray[np.float32]
@@ -230,6 +231,40 @@ async def test_other_signature_is_refused_with_both(
     with pytest.raises(aionn.InvalidArgument, match=words):
         await net.replace(other)
     assert await out(net.execute([ONE])) == 2 and device.open == 1
+
+
+@pytest.mark.parametrize("begins", ["before", "while the bursts are opened"])
+async def test_stream_with_a_guarantee_keeps_the_model_that_its_time_is_reserved_for(
+    runtime: aionn.Runtime, device: Device, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    async def values() -> AsyncIterator[Values]:
+        yield ONE
+
+    net = await runtime.compile(times(2))
+    async with net.burst(slots=3) as burst:
+        streams = []
+
+        def begin() -> None:
+            streams.append(burst.stream(values(), guarantee="best", period=1.0))
+
+        with monkeypatch.context() as patch:
+            if begins == "before":
+                begin()
+            else:
+                opens = OpenedPlan.open
+
+                async def open_and_begin(*arguments: Any) -> None:
+                    await opens(*arguments)
+                    begin()
+
+                patch.setattr(OpenedPlan, "open", open_and_begin)
+            with pytest.raises(aionn.InvalidArgument, match="end the stream first"):
+                await net.replace(times(3))
+        await freed(device, 1)
+        (stream,) = streams
+        assert [float(result.outputs[0][0]) async for result in stream] == [2]
+        await net.replace(times(3))
+        assert await out(burst.execute([ONE])) == 3
 
 
 async def test_cancelled_replacement_changes_nothing(runtime: aionn.Runtime, device: Device) -> None:

@@ -50,6 +50,25 @@ def test_source_that_is_twice_as_fast_keeps_every_second_frame_and_harms_no_othe
     Trial(npu()).play(main)
 
 
+@pytest.mark.parametrize("captured_at_ns", [None, "12", float("nan")])
+def test_frame_without_a_time_ends_its_stream_with_a_sentence(captured_at_ns):
+    class Item:
+        pass
+
+    async def items():
+        item = Item()
+        item.captured_at_ns = captured_at_ns
+        yield item
+
+    async def main(trial):
+        async with trial.net.burst(slots=3) as burst:
+            stream = burst.stream(items(), into=lambda item, view: None, guarantee=True, period=0.010)
+            with pytest.raises(aionn.InvalidArgument, match=r"^stream: .*expected .*nanoseconds"):
+                await anext(stream)
+
+    Trial(npu()).play(main)
+
+
 @pytest.mark.parametrize("size", [2, 5])
 def test_source_that_is_bursty_is_early_but_for_one_frame_of_each_burst_and_harms_no_other_stream(size):
     async def main(trial):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -52,6 +53,25 @@ async def first(values: list[float], pause: Callable[[float], Any] | None = None
         if pause is not None:
             await pause(value)
         yield np.full(1, value, np.float32)
+
+
+@pytest.mark.parametrize("recover", [False, True])
+async def test_closing_a_burst_under_an_execution_is_not_a_death(runtime: aionn.Runtime, recover: bool) -> None:
+    net = await runtime.compile(doubled_model(), recover=recover)
+    ends = set()
+    with anyio.fail_after(LIMIT_S):
+        for turns in range(PREPARATIONS_MAX + 1):
+            async with net.burst() as burst:
+                executions = [asyncio.create_task(burst.execute([ONE])) for _ in range(2)]
+                for _ in range(turns + 1):
+                    await anyio.lowlevel.checkpoint()
+            for execution in executions:
+                try:
+                    ends.add(float((await execution).outputs[0][0]))
+                except aionn.InvalidArgument as e:
+                    assert str(e).startswith("burst: closed")
+        assert (await net.execute([ONE])).outputs[0] == 2
+    assert ends == {2} and net.recoveries == 0
 
 
 async def test_execution_after_a_death_waits_for_the_new_process(
