@@ -28,7 +28,7 @@ from aionn.scheduler.admission import (
 )
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.ledger import Ledger, ReservableSlot, Reservation
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.simulation.baselines import POLICIES
 from aionn.simulation.checkers import broken_guarantees
 from aionn.simulation.engine import Engine

@@ -30,7 +30,7 @@ import aionn
 from aionn.hal import Priority
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import Action, DeviceSlot
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.simulation.baselines import POLICIES
 from aionn.simulation.bound import fluid_rate, on_time_bound, requests_of, total_bound
 from aionn.simulation.checkers import Watched

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.simulation.core import Core
 from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.workload import read_workload

@@ -1,6 +1,6 @@
 """The event loop's shell around the policy: wait for a slot of a device, hold it, give it back.
 
-Owns the waiting of tasks and the learning of durations; ``aionn.scheduler.policy`` decides which job gets a slot.
+Owns the waiting of tasks and the learning of durations; ``aionn.scheduler.planning_policy`` decides which job gets a slot.
 
 Invariants:
 1. No more than ``slot_count`` slots are held concurrently. Where the device can preempt jobs between operations, a more urgent
@@ -41,8 +41,8 @@ from aionn.scheduler.job import (
     Reason,
     Start,
 )
-from aionn.scheduler.planner import WAITING_MAX, PlannedQueue
-from aionn.scheduler.policy import PlanPolicy, start_immediately
+from aionn.scheduler.planned_queue import WAITING_MAX, PlannedQueue
+from aionn.scheduler.planning_policy import PlanPolicy, start_immediately
 from aionn.scheduler.ready_queue import QueueStatistics
 
 __all__ = ["Dispatcher", "Outcome", "TaskJob"]

@@ -1,7 +1,7 @@
 """The interface between shells and policies: the queue of the jobs that wait, and the function that decides about them.
 
-Owns what every policy has in common, so that a shell or the simulator can run any of them. ``aionn.scheduler.policy`` plans ahead,
-``aionn.scheduler.plain`` keeps an order.
+Owns what every policy has in common, so that a shell or the simulator can run any of them. ``aionn.scheduler.planning_policy`` plans ahead,
+``aionn.scheduler.plain_policy`` keeps an order.
 
 Invariants:
 1. Neither a queue nor a policy reads a clock or waits; the same calls give the same decisions.

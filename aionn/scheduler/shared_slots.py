@@ -40,9 +40,9 @@ from aionn.scheduler.job import (
     Reason,
     Start,
 )
-from aionn.scheduler.plan import Key
-from aionn.scheduler.planner import WAITING_MAX, PlannedQueue
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.slot_plan import Key
+from aionn.scheduler.planned_queue import WAITING_MAX, PlannedQueue
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
 
 __all__ = ["ClientJob", "SharedSlots"]

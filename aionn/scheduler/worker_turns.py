@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
-from aionn.scheduler.plain import PlainPolicy
+from aionn.scheduler.plain_policy import PlainPolicy
 from aionn.scheduler.shared_slots import ClientJob, SharedSlots
 
 __all__ = ["BESIDE_MAX", "WorkerTurns"]

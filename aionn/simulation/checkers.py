@@ -15,7 +15,7 @@ from typing import Any
 from aionn.hal import Priority
 from aionn.scheduler.bandwidth import Label
 from aionn.scheduler.job import Abort, Action, DeviceSlot, JobState, Preempt
-from aionn.scheduler.planner import AGE_NS
+from aionn.scheduler.planned_queue import AGE_NS
 from aionn.scheduler.ready_queue import Policy
 from aionn.simulation.engine import Engine, Event, Outcome, Scenario, slots_of
 from aionn.simulation.workload import PRIORITIES

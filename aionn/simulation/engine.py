@@ -31,7 +31,7 @@ from aionn.hal import Priority
 from aionn.scheduler.bandwidth import BandwidthServer, Frame, Label
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import NEVER_NS, Abort, DeviceSlot, Job, JobState, Preempt, Start
-from aionn.scheduler.planner import PlannedQueue
+from aionn.scheduler.planned_queue import PlannedQueue
 from aionn.scheduler.ready_queue import Policy
 from aionn.simulation.core import Core
 from aionn.simulation.reservations import Admission, admit_streams

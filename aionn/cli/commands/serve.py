@@ -189,7 +189,7 @@ def _page_address(is_wanted: bool, at: str | None, quiet: bool) -> str | None:
         raise InvalidArgument(
             "serve: expected either --watch or --quiet, got both; the page's address would not be printed"
         )
-    from aionn.cli.streaming import watch_address  # A server without a page imports nothing of it.
+    from aionn.cli.watched_streams import watch_address  # A server without a page imports nothing of it.
 
     return watch_address(is_wanted, at)
 
@@ -287,7 +287,7 @@ def _counted(
     if at is None:
         return None if metrics is None else HostFigures(), nullcontext()
     from aionn.cli.served import ServedFigures
-    from aionn.cli.streaming import served_page
+    from aionn.cli.watched_streams import served_page
     from aionn.watch import Collector
 
     collector = Collector(f"aionn serve {device.info.name}")

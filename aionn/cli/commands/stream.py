@@ -16,7 +16,7 @@ from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
 from aionn.cli.output import print_json
 from aionn.cli.realtime import RealtimeOption, realtime_sentence
-from aionn.cli.streaming import (
+from aionn.cli.watched_streams import (
     classifier,
     dropped_count,
     latency_of,

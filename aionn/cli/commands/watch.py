@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from aionn.cli import interrupts
 from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
 from aionn.cli.output import print_json
-from aionn.cli.streaming import (
+from aionn.cli.watched_streams import (
     dropped_count,
     latency_of,
     presented_count,

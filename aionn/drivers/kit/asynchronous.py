@@ -47,7 +47,7 @@ from aionn.hal import (
 )
 from aionn.hal.callers import client_of_call
 from aionn.platform.loops import finish
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
 from aionn.scheduler.worker_turns import BESIDE_MAX, WorkerTurns
 from fences import SyncFence

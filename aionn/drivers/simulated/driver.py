@@ -69,7 +69,7 @@ from aionn.hal import (
 )
 from aionn.interpreter import Interpreter, RunControl
 from aionn.ops import CONTRACTS
-from aionn.scheduler.plain import PlainPolicy
+from aionn.scheduler.plain_policy import PlainPolicy
 
 __all__ = ["SimulatedDevice", "SimulatedPreparedModel", "SimulatedStatistics", "info_for"]
 

@@ -41,7 +41,7 @@ from aionn.observability.tracing import section
 from aionn.platform.loops import is_cancelled
 from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
-from aionn.runtime.executions.launching import BackgroundLaunch
+from aionn.runtime.executions.background_launch import BackgroundLaunch
 from aionn.runtime.executions.results import ExecutionState, Result, sum_of
 from aionn.runtime.executions.stepping import GROWTH_TRIES_MAX, Step, output_too_small
 from aionn.runtime.memory.arguments import RequestArea

@@ -23,7 +23,7 @@ from aionn.hal import Burst as HalBurst
 from aionn.hal import ExecutionResult, Launch, Model, PreparedModel, Priority, Request, Timing, check_launch
 from aionn.runtime.background import Background
 from aionn.runtime.devices import RuntimeDevice
-from aionn.runtime.executions.launching import BackgroundLaunch, execute_by_callback
+from aionn.runtime.executions.background_launch import BackgroundLaunch, execute_by_callback
 from aionn.runtime.memory.arguments import RequestArea
 from aionn.validation import check_execution_result
 
