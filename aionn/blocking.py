@@ -348,7 +348,7 @@ class ReusableExecution:
     """The same execution again and again, one computation at a time; see ``Compilation.reusable``.
 
     Attributes:
-        inputs: Views of the inputs; what they hold is what the next computation reads.
+        inputs: Views of the inputs; the next computation reads their values.
     """
 
     def __init__(self, loop: LoopThread, execution: asynchronous_reusable.ReusableExecution) -> None:

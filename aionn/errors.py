@@ -126,7 +126,7 @@ class DriverTraceback(Exception):
     """The traceback of an exception in a driver process, as text; the cause of the error that the application gets.
 
     Attributes:
-        text: What Python printed there, or its end.
+        text: Python's output there, or its end.
     """
 
     def __init__(self, text: str) -> None:

@@ -53,7 +53,7 @@ class RunControl:
 
     Attributes:
         deadline_ns: Absolute, on ``now``'s clock; None means no deadline.
-        loop_timeout_ns: What each WHILE may take.
+        loop_timeout_ns: Limit of each WHILE.
     """
 
     __slots__ = ("deadline_ns", "is_cancelled", "loop_timeout_ns", "now")
@@ -91,7 +91,7 @@ class _Step:
         operation: As the model has it.
         contract: Its meaning; None for control flow, and for what only extensions know.
         outputs: Its output operands.
-        kept: What is derived from constants alone.
+        kept: Values that are derived from constants alone.
         drops: Temporaries that are not used after it.
     """
 

@@ -4,7 +4,7 @@ Owns: ``FenceStatus``, the exceptions, ``Failure`` (why a fence failed, held in 
 cause in a form that crosses a process). Refuses to own: fences, descriptors, waiting.
 
 Invariants:
-1. A ``FenceState`` decoded from a peer is checked in full before anything of it is used; what does not fit is refused.
+1. A ``FenceState`` decoded from a peer is checked in full before anything of it is used; one that does not fit is refused.
 2. An encoded ``FenceState`` never exceeds ``RECORD_BYTES_MAX``, so that one packet always carries it: long texts are cut.
 3. A failure keeps the name of the fence at which it began, through chains, merges and processes.
 """

@@ -37,6 +37,12 @@ PATTERNS: dict[str, Pattern] = {
         "The suites define the checks.",
         0,
     ),
+    "clause of an entry": Pattern(
+        r"(?:(?<=\w: )(?:What|Who|How)|(?<=; )what)\b(?![^.!]*\?)",
+        "Closes them; what is left waits.",
+        "Closes them; the other ones wait.",
+        0,
+    ),
     "how": Pattern(r"^How\b(?![^.!]*\?)", "How many calls may wait.", "Number of calls that may wait.", 0),
     "whoever": Pattern(
         r"\b(?:[Ww]hoever|[Ww]hom)\b",

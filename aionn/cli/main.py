@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The process's entry point; ends it with an exit code.
 
     Args:
-        arguments: What follows the command's name; None takes those of the process, whose SIGINT is taken over then, and whose
+        arguments: The words behind the command's name; None takes those of the process, whose SIGINT is taken over then, and whose
             limit of descriptors is raised if it is low.
     """
     if arguments is None:

@@ -56,11 +56,11 @@ def suite(
         name: ``vts``: does the driver keep the contract? ``cts``: its results against the spec's.
         driver: The registered name of the driver.
         isolation: Whether the driver runs in a process of its own.
-        unsupported: What the driver can never do: patterns over the names of cases, and why. None takes the driver's module's list.
-        expected_failures: What it does not do yet; such a case must fail. None takes the driver's module's list.
+        unsupported: The cases that the driver can never pass: patterns over names, with reasons. None takes the module's list.
+        expected_failures: The cases that it does not pass yet, which must fail. None takes the driver's module's list.
         data: The folder of the conformance data; None takes that of ``default_data``. ``vts`` does without.
         contains: Only cases with this in their names.
-        settings: How cases are run; the two lists are put in. None for the defaults.
+        settings: The settings for all cases; the two lists are put in. None for the defaults.
 
     Raises:
         InvalidArgument: No such driver or case, or there are no data for ``cts``.

@@ -68,7 +68,7 @@ class Source(Generic[T]):
                 filled in here.
             name: Shown in messages and in the `repr`.
             pace: False presents items as fast as they are made and taken; nothing is dropped then, whatever ``keep`` is.
-            keep: What a slow consumer gets: ``"latest"`` the newest item, older ones are dropped; ``"oldest"`` what was queued
+            keep: Items for a slow consumer: ``"latest"`` the newest item, older ones are dropped; ``"oldest"`` what was queued
                 first, newer ones are dropped while ``queue_max`` wait; ``"all"`` everything: the source is held back while
                 ``queue_max`` wait.
             queue_max: See ``keep``.

@@ -159,7 +159,7 @@ def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], e
 
     Args:
         portal: Takes the question into its loop.
-        ask: What to await there.
+        ask: The coroutine to await there.
         ended: The error's message if the portal ends before the answer.
 
     Returns:

@@ -73,16 +73,16 @@ def _checked_fences(wait_for: Sequence[SyncFence]) -> tuple[SyncFence, ...]:
 class Compilation:
     """A model made ready. Close it with ``aclose`` or ``async with``; the runtime closes what is left.
 
-    One that is dropped is freed at its devices as well, soon after; what was made of it (bursts, reusable executions, executions
+    One that is dropped is freed at its devices as well, soon after; objects made of it (bursts, reusable executions, executions
     under way) keeps it until then.
 
     Attributes:
         model: The model.
-        inputs: What it takes.
-        outputs: What it gives.
+        inputs: Types and shapes of the inputs.
+        outputs: Types and shapes of the outputs.
         devices: Names of the devices that it runs on.
         placement: Which operation runs where, and why.
-        identity: What no other compilation has.
+        identity: A number that no other compilation has.
         from_cache: Whether every step came from the cache; the constants' memory (``model.pools``) may then be missing.
     """
 

@@ -93,10 +93,10 @@ class ModelSummary(msgspec.Struct, frozen=True):
 
     Attributes:
         feature_level: The least that can express all of it.
-        subgraphs: How many there are.
-        operands: How many there are.
-        operands_by_lifetime: How many of each lifetime, by the spec's names.
-        operands_by_type: How many of each type, by the spec's names.
+        subgraphs: Number of subgraphs.
+        operands: Number of operands.
+        operands_by_lifetime: Number of operands of each lifetime, by the spec's names.
+        operands_by_type: Number of operands of each type, by the spec's names.
         constant_values: Elements of all constants.
         constant_bytes: Bytes of all constants.
         temporary_bytes: Bytes of all values between operations whose size is known.

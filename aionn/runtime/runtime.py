@@ -193,7 +193,7 @@ class Runtime:
     Attributes:
         devices: The usable devices, in order of preference.
         unavailable: The unavailable devices, with the reasons.
-        settings: How it behaves.
+        settings: Its settings.
     """
 
     def __init__(
@@ -493,7 +493,7 @@ class Runtime:
         Args:
             inputs: Which inputs it will be: compilation and index.
             outputs: Which outputs it will be.
-            shape: What is known of its shape beyond that of its uses.
+            shape: Facts about its shape beyond those of its uses.
 
         Returns:
             A device's memory where all uses are on one device that has memories, else shared memory.

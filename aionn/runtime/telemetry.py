@@ -77,11 +77,11 @@ class Report(msgspec.Struct, frozen=True):
         session: A number for this process's session.
         model: Digest of the model's structure, without its constants; empty for a file that could not be loaded.
         devices: ``name=version`` of the devices, sorted; of a compilation that failed, all that could have been used.
-        status: How it ended.
-        input_class: What kind of numbers the inputs are.
-        output_class: What kind of numbers the outputs are.
+        status: The status of its end.
+        input_class: The kind of numbers in the inputs.
+        output_class: The kind of numbers in the outputs.
         took_ns: From the call to its end.
-        on_device_ns: What the devices measured; None where they did not.
+        on_device_ns: Time measured by the devices; None where they measured none.
         fallback: Whether the reference device stepped in.
         chosen_devices: Whether the application chose the devices.
         from_cache: Whether the compilation came from a cache.

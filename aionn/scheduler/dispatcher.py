@@ -166,7 +166,7 @@ class Dispatcher:
         Args:
             priority: Its class.
             deadline_ns: Absolute; None means no deadline.
-            model: What to learn durations by; None to learn nothing and to expect no duration.
+            model: The key by which durations are learnt; None to learn nothing and to expect no duration.
             declared_ns: The duration that its driver declares, used until enough was learnt; None if it declares none.
             urgent_ns: The deadline that one who waits for this job leaves it, where that is sooner than its own.
             server: The server of the reservation that this is a frame of; ``job.frame`` then has the label. None for best effort.

@@ -32,7 +32,7 @@ def decide(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot]) -> lis
 
     Args:
         now_ns: The time.
-        queue: What waits.
+        queue: The jobs that wait.
         slots: All slots; those that are down get nothing.
 
     Returns:

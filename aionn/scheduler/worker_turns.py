@@ -80,7 +80,7 @@ class WorkerTurns:
 
         Args:
             owner: The client, or its ``Connection``; None where there is but one.
-            call: What to call.
+            call: The function to call.
             arguments: Its arguments.
 
         Raises:

@@ -270,8 +270,8 @@ class Watched:
         policy: One whose queue has ``plans``.
 
     Attributes:
-        breaches: What was found.
-        decisions: How many were checked.
+        breaches: The breaches that were found.
+        decisions: Number of decisions that were checked.
     """
 
     def __init__(self, policy: Policy) -> None:

@@ -88,9 +88,9 @@ class Engine:
     """One run of a scenario under a policy.
 
     Args:
-        scenario: What to run.
-        policy: Who decides.
-        estimates: What is believed of durations, learnt while running; None for the exact ones.
+        scenario: The scenario to run.
+        policy: The policy that decides.
+        estimates: Estimates of durations, learnt while running; None for the exact ones.
         is_clock_held: Whether open bursts keep the devices' clocks at their full rate.
         record: Whether to keep the events.
         answers_twice: Whether devices repeat their answers, as a broken driver may.

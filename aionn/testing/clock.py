@@ -94,8 +94,8 @@ class VirtualClock:
             nothing is expected.
 
     Attributes:
-        jump_count: How often time has moved.
-        run_count: How often a loop began to run on this clock.
+        jump_count: Number of times that time has moved.
+        run_count: Number of times that a loop began to run on this clock.
 
     Raises:
         ValueError: A number is negative or not finite.
@@ -518,7 +518,7 @@ def run(main: Callable[..., Coroutine[Any, Any, _T]], *args: Any, clock: Virtual
 
     Args:
         main: A coroutine function.
-        *args: What it is called with.
+        *args: The arguments of the call.
         clock: The clock; None for a new one that begins at 0.
 
     Raises:

@@ -1,6 +1,6 @@
 """Whole models against the rules: pools, extensions, operands, operations, order, references between subgraphs.
 
-Owns the order of the checks and everything that one subgraph can show; what takes two subgraphs is in ``control_flow``, a single
+Owns the order of the checks and everything that one subgraph can show; checks of two subgraphs are in ``control_flow``, a single
 operation's contract in ``aionn.ops``.
 
 Invariants:

@@ -62,7 +62,7 @@ class StressTask(msgspec.Struct, frozen=True):
         body: Which test.
         device: Registered name of the driver.
         model: The .tflite or .onnx file.
-        seconds: How long.
+        seconds: Its duration.
         seed: Seed of everything that is random.
         dimensions: Open extents of an .onnx file, by name.
         input_shapes: Shapes of inputs of an .onnx file, by name.
@@ -83,7 +83,7 @@ class Ended(msgspec.Struct, frozen=True):
     Attributes:
         result: SUCCESS, FAILURE, HANG or CRASH.
         message: Why.
-        count: How many executions or compilations there were.
+        count: Number of executions or compilations.
     """
 
     result: str
@@ -95,7 +95,7 @@ class Work:
     """The resources of a body.
 
     Attributes:
-        task: What was asked for.
+        task: The task that was given.
         runtime: Has the device.
         model: The file's model.
         random: Seeded.

@@ -1,6 +1,6 @@
 """Keeping an eye on many parties of one event loop: a pause that holds all of them, and a watch for what hangs.
 
-Owns no work of its own; what a soak does is in ``soak``.
+Owns no work of its own; the work of a soak is in ``soak``.
 
 Invariants:
 1. A pause holds no party in the middle of its work, and none for longer than the other parties need to reach it.
@@ -88,11 +88,11 @@ class Watch:
     """A thread that looks at how long each piece of work takes, and whether the loop continues.
 
     Args:
-        limit_s: How long a piece of work may take.
+        limit_s: Time that a piece of work may take.
         on_stuck: Is called, from the watch's thread, with a hang that cannot be cancelled, and with a blocked loop.
 
     Attributes:
-        hangs: What was found, as text with the stacks of all tasks and threads; at most ``TOLD_MAX``.
+        hangs: The hangs that were found, as text with the stacks of all tasks and threads; at most ``TOLD_MAX``.
     """
 
     def __init__(self, limit_s: float, on_stuck: Callable[[str], None]) -> None:

@@ -56,7 +56,7 @@ def run(
         input: One .npy file per input; without, inputs are random by the seed.
         device: Which device; by default the first that supports the model.
         seed: Seed of random inputs.
-        count: How many executions, one after the other.
+        count: Number of executions, one after the other.
         priority: low, medium or high.
         deadline_ms: Time allowed for each execution.
         output: An .npz file to write the outputs to.

@@ -188,8 +188,8 @@ class CheckedDevice(abc.ABC):
     """A device, for what does not depend on how it works.
 
     Args:
-        info: What never changes for a build of the driver.
-        memory_bytes_max: What all device memories together may take, in this process's memory; None for a device without.
+        info: The description that never changes for a build of the driver.
+        memory_bytes_max: Limit of all device memories together, in this process's memory; None for a device without.
 
     Attributes:
         info: See above.

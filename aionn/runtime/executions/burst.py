@@ -177,7 +177,7 @@ class Burst:
 
         Args:
             plan: The plan.
-            owner: What its executions have in common.
+            owner: The common part of its executions.
             opened: The result of ``open_beside``; None for a burst that is not open.
             figures: Count the streams that begin from now on; None without metrics.
             ended: Called when no frame uses the present plan any more, and its bursts have ended.

@@ -156,7 +156,7 @@ class PreparedStep(NamedTuple):
     Attributes:
         device: Where it runs.
         prepared: The device's prepared model.
-        model: What was prepared.
+        model: The model that was prepared.
         inputs: Keys of the values that it reads, in the order of its model's inputs.
         outputs: Keys of the values that it writes, in the order of its model's outputs.
         operations: Which of the whole model's operations it has.
@@ -179,7 +179,7 @@ class Step:
         prepared_step: The step of the plan.
         dispatcher: The slots of its device.
         interpreted: See ``PreparedStep``: the step has no slot of its own then.
-        key: What its duration on the device is learnt by; None to learn nothing.
+        key: The key by which its duration on the device is learnt; None to learn nothing.
         sizes: Takes up what was learnt about sizes of outputs, for the next execution.
         fallback: The step on the reference device, for failures; None where that is not allowed.
         name: Names the step where a fallback is reported.

@@ -138,7 +138,7 @@ def check_inputs(
     """The values that an application passes, as arrays of the model's types; None stays None: an input that is left out.
 
     Args:
-        specs: What the model takes.
+        specs: The model's inputs.
         values: A value for each, None, or ``BOUND``, which becomes None.
         needed: Which inputs cannot be left out; asked only when one is.
         first: Index of the first of the inputs.

@@ -90,7 +90,7 @@ class ImageMemory(MappedMemory):
         Args:
             width: Pixels of a row.
             height: Rows.
-            format: What a pixel is; not ``BLOB``, which is ``SharedMemory``.
+            format: The format of a pixel; not ``BLOB``, which is ``SharedMemory``.
             layers: Images behind each other.
             stride: Pixels from row to row; 0 for ``width``.
 
@@ -113,7 +113,7 @@ class ImageMemory(MappedMemory):
 
         Args:
             array: uint8 ``[height, width]``, ``[height, width, channels]`` or ``[layers, height, width, channels]``.
-            format: What a pixel is; None takes the one of that many channels without an X byte.
+            format: The format of a pixel; None takes the one of that many channels without an X byte.
             stride: Pixels from row to row; 0 for the width.
 
         Raises:

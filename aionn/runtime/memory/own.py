@@ -293,7 +293,7 @@ def bind(plan: Plan, identity: object, is_output: bool, index: int, memory: Any,
     """The binding of an application's memory to an input or output of the compilation of a plan.
 
     Args:
-        plan: What the compilation executes.
+        plan: The plan that the compilation executes.
         identity: The compilation's, which a device memory knows its uses by.
         is_output: Whether ``index`` is that of an output.
         index: Of the input or output.

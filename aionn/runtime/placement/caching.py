@@ -107,7 +107,7 @@ async def open_cache(
     Args:
         directory: Where the files are; made if it is missing.
         token: 32 bytes that stand for the model; None takes a digest of it.
-        model: What is compiled, or the path of its file.
+        model: The model to compile, or the path of its file.
         described: Other properties that identify the compilation, such as the options of its import.
 
     Raises:
@@ -220,7 +220,7 @@ class StepCache:
     async def write_plan(
         self, devices: Sequence[RuntimeDevice], choice: tuple[int, ...], plan: bytes
     ) -> None:
-        """Keeps a plan; what is wrong with the directory is only logged."""
+        """Keeps a plan; faults of the directory are only logged."""
         path, key = self._plan_path(devices, choice)
 
         def write() -> None:

@@ -157,7 +157,7 @@ def may_be_chosen(
         model: Whose main subgraph it is. With an IF or WHILE in it every device is asked.
         capabilities: The device's performance.
         asked: The devices that have answered.
-        preference: What devices are chosen for.
+        preference: The aim of the choice of devices.
     """
     operations = model.main.operations
     if any(operation.type in CONTROL_FLOW for operation in operations):
@@ -184,7 +184,7 @@ def choose_devices(
     Args:
         model: Whose main subgraph it is.
         candidates: The devices.
-        preference: What they are chosen for.
+        preference: The aim of the choice of devices.
         interpretation: Asked about each IF and WHILE that no device would take, or the reference device.
 
     Raises:

@@ -48,8 +48,8 @@ class Plan(NamedTuple):
 
     Attributes:
         model: The whole model.
-        inputs: What it takes, by description.
-        outputs: What it gives, by description.
+        inputs: The inputs, by description.
+        outputs: The outputs, by description.
         temporaries: Values that go from one step to another, by key.
         steps: In the order in which they run.
         placement: Which operation runs where, and why.

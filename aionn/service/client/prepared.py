@@ -361,7 +361,7 @@ class RemoteBuffer(BufferDefaults):
     """A device memory in a driver process.
 
     Attributes:
-        token: How requests name it; positive.
+        token: Its name in requests; positive.
     """
 
     def __init__(self, channel: Channel, handle: int, token: int) -> None:

@@ -57,7 +57,7 @@ class _Burst:
         prepared: Handle of the prepared model.
         server: Has the thread that listens.
         stopped: Signalled when that thread is done.
-        queue_bytes: What its queues take.
+        queue_bytes: Size of its queues.
         descriptors: Number of those that its queues have open.
         asking: The last question for memories; None before the first.
         asked_ns: When it was asked, while the thread waits for its answer; None otherwise.
@@ -141,7 +141,7 @@ class Bursts:
         """Starts a burst; returns its handle.
 
         Args:
-            body: What the client asks for.
+            body: The client's message.
             prepared: The model.
             priority: That of the model, for the scheduling class of the burst's thread.
             channel: To the client.

@@ -149,13 +149,13 @@ async def serve(
     """Serves one client until it goes away, then frees what was its own.
 
     Args:
-        device: What is served.
+        device: The device to serve.
         sock: The connection; owned by this call.
-        quotas: What the client may take; None for the defaults of ``Quotas``.
+        quotas: The client's quotas; None for the defaults of ``Quotas``.
         progress: Is notified of the work that the device does; None means no watch.
         idle_s: Memories of bursts and requests that were not used for so long are given back.
         sealed_only: Refuses memory that the client can shorten: that would end this process, which other clients use.
-        peer_name: How errors name the client.
+        peer_name: Name of the client in errors.
         hello_s: Limit of the time until the client has sent Hello; None means no limit.
         place: The connection ends when this is given to another client; None for a process that has one client.
         on_hello: Called when the client has sent Hello.
@@ -274,10 +274,10 @@ async def listen(
     """Serves every client of a socket until the task is cancelled, or until a drain is over.
 
     Args:
-        device: What is served.
+        device: The device to serve.
         path: Where the socket is made.
         mode: Its permissions: users who may write may use the device.
-        quotas: What each client may take.
+        quotas: The quotas of each client.
         limits: Limits of the concurrent clients; further ones get the reason for their rejection.
         progress: Is notified of the work that the device does; None means no watch.
         idle_s: See ``serve``.

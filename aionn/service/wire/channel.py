@@ -125,7 +125,7 @@ class Channel:
     Args:
         sock: A connected SOCK_SEQPACKET Unix socket; owned by this object from now on.
         handler: Answers the peer's calls.
-        peer_name: How errors name the other end.
+        peer_name: Name of the other end in errors.
         sealed_only: See ``protocol.decode``.
         account: See ``protocol.decode``.
         freed_by: The call that frees what a reply gives, for replies without a waiter; None without one.
@@ -134,7 +134,7 @@ class Channel:
 
     Attributes:
         has_received: Whether a message came from the peer.
-        received_count: How many messages of the peer were read.
+        received_count: Number of the peer's messages that were read.
         ended: Signalled when the connection has ended.
         was_cut_off: Whether the connection ended before calls of the peer were answered.
     """

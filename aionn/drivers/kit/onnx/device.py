@@ -60,7 +60,7 @@ class OnnxDevice(EngineDevice):
     """A device around an engine that reads ONNX models. Implement ``check_new``, ``compile`` and ``load_compiled``.
 
     Args:
-        info: What never changes for a build of the driver.
+        info: The description that never changes for a build of the driver.
         threads_variable: Environment variable with the number of threads of an execution.
 
     Raises:

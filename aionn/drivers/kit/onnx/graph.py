@@ -158,7 +158,7 @@ class Graph:
         model: See above.
         dialect: See above.
         known: The shapes and values that are known before execution.
-        nodes: What has been written.
+        nodes: The nodes written so far.
         initializers: The constants, by name.
         types: The element types of constants, inputs and what nodes write, by name.
         operation_index: The operation that is being lowered.

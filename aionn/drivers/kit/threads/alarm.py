@@ -18,7 +18,7 @@ class _Entry:
     """One call to come.
 
     Attributes:
-        function: What is called; None once the call was made or cancelled, so that the entry refers to nothing.
+        function: The function to call; None once the call was made or cancelled, so that the entry refers to nothing.
     """
 
     __slots__ = ("function",)
