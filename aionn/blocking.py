@@ -149,7 +149,7 @@ class Runtime(_Closing):
     def supported_operations(
         self, model: Model | str | os.PathLike[str], **options: Any
     ) -> tuple[Support, ...]:
-        """Which device can run which operation. Arguments and errors are those of ``aionn.Runtime.supported_operations``."""
+        """The operations that each device can run. Arguments and errors are those of ``aionn.Runtime.supported_operations``."""
         return self._open_loop().call(lambda: self._runtime.supported_operations(model, **options))
 
     def allocate(
@@ -247,7 +247,7 @@ class Compilation(_Closing):
 
     @property
     def placement(self) -> tuple[Placement, ...]:
-        """Which operation runs where, and why."""
+        """The device of each operation, with the reason."""
         return self._compilation.placement
 
     @property
@@ -340,7 +340,7 @@ class Execution:
         return self._loop.call(self._execution.wait)
 
     def cancel(self) -> None:
-        """Gives the execution up; see ``aionn.Execution.cancel``. ``result`` raises ``ExecutionCancelled`` then."""
+        """Cancels the execution; see ``aionn.Execution.cancel``. ``result`` raises ``ExecutionCancelled`` then."""
         self._loop.do(self._execution.cancel)
 
 

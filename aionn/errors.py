@@ -88,7 +88,7 @@ class GeneralFailure(Error):
 
 
 class ExecutionCancelled(GeneralFailure):
-    """The application gave the execution up, by ``Execution.cancel``: nothing went wrong."""
+    """The application cancelled the execution, by ``Execution.cancel``: nothing went wrong."""
 
 
 class InvalidArgument(Error, ValueError):

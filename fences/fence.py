@@ -155,7 +155,7 @@ class SyncFence:
 
     @property
     def error(self) -> FenceError | None:
-        """Why it failed, as a new exception with ``origin`` and ``__cause__``; None unless it has."""
+        """The reason of its failure, as a new exception with ``origin`` and ``__cause__``; None unless it has."""
         if self._outcome is None and self._port is not None:
             self._poll_descriptor()
         return self._outcome.error() if isinstance(self._outcome, Failure) else None

@@ -85,7 +85,7 @@ class RemoteCause(Exception):
 
 
 class Failure:
-    """Why a fence failed. One record is shared by a fence and all its dependants; each raise makes a new exception."""
+    """The reason of a failed fence. One record is shared by a fence and all its dependants; each raise makes a new exception."""
 
     __slots__ = ("at_ns", "cause", "message", "origin")
 

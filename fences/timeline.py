@@ -77,7 +77,7 @@ class Timeline:
 
     @property
     def error(self) -> FenceError | None:
-        """Why it failed, as a new exception; None unless it has."""
+        """The reason of its failure, as a new exception; None unless it has."""
         return None if self._failure is None else self._failure.error()
 
     @property

@@ -43,7 +43,12 @@ PATTERNS: dict[str, Pattern] = {
         "Closes them; the other ones wait.",
         0,
     ),
-    "how": Pattern(r"^How\b(?![^.!]*\?)", "How many calls may wait.", "Number of calls that may wait.", 0),
+    "how": Pattern(
+        r"^(?:How|Which|Why)\b(?![^.!]*\?)",
+        "How many calls may wait.",
+        "Number of calls that may wait.",
+        0,
+    ),
     "whoever": Pattern(
         r"\b(?:[Ww]hoever|[Ww]hom)\b",
         "Closes the fence for whoever waits.",
@@ -122,7 +127,7 @@ PATTERNS: dict[str, Pattern] = {
     "at once": Pattern(r"\b[Aa]t once\b", "Returns at once.", "Returns immediately.", 0),
     "as of": Pattern(r"\b[Aa]s of\b", "Arguments as of ``run``.", "See ``run`` for the arguments.", 0),
     "give up": Pattern(
-        r"\b(?:[Gg]iv(?:e|en|es|ing)|[Gg]ave) (?:\w+ )?up\b",
+        r"\b(?:[Gg]iv(?:e|en|es|ing)|[Gg]ave) (?:\w+ ){0,3}up\b",
         "An execution that was given up.",
         "A cancelled execution.",
         0,

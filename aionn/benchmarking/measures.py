@@ -86,7 +86,7 @@ class KnownData(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Which of LoadGen's scenarios to run.
+    """The choice of LoadGen's scenarios.
 
     Attributes:
         scenarios: Which.

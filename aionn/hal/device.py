@@ -529,7 +529,7 @@ class Device(Protocol):
         ...
 
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """Which operations of the main subgraph the device can run, in their order.
+        """Whether the device can run each operation of the main subgraph, in their order.
 
         IF and WHILE are supported only with all that their subgraphs contain.
 

@@ -1,4 +1,4 @@
-"""Which devices a runtime has: those that were given, those of served sockets, those of nodes, and those of drivers.
+"""The devices of a runtime: those that were given, those of served sockets, those of nodes, and those of drivers.
 
 Owns the devices' order, the reasons of those that are left out, and the refusal of what is neither a device nor a driver's name.
 

@@ -1,4 +1,4 @@
-"""Which models may use which vendor extensions in a runtime.
+"""The permission of models to use vendor extensions in a runtime.
 
 Owns the check of a model before anything is done with it. ``aionn.drivers.registry`` defines the patterns, and applies the same
 policy to drivers in their own processes.

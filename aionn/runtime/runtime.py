@@ -318,7 +318,7 @@ class Runtime:
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> tuple[Support, ...]:
-        """Which device can run which operation of a model's main subgraph. Nothing is compiled.
+        """The operations of a model's main subgraph that each device can run. Nothing is compiled.
 
         Args:
             model: A model, or the path of a .tflite or .onnx file.

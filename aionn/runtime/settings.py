@@ -54,7 +54,7 @@ class PartitionMode(enum.StrEnum):
 
 
 class ExecutionPath(enum.StrEnum):
-    """Which of the driver's calls an execution takes."""
+    """The driver's call that an execution takes."""
 
     SYNC = "sync"
     ASYNC = "async"
@@ -190,7 +190,7 @@ class Settings(msgspec.Struct, frozen=True):
         enabled_devices: Regular expression for whole device names.
         cpu_only: Whether only the reference device is used.
         partition: The permitted divisions of a model.
-        execution_path: Which of the driver's calls an execution takes.
+        execution_path: The driver's call that an execution takes.
         sockets: Where served devices are.
         fleet: Where nodes are.
         burst_controller_polling_us: Microseconds for which a burst looks for a result before it sleeps.

@@ -77,7 +77,7 @@ OMITTABLE = frozenset(
 
 
 def needed_inputs(model: Model) -> frozenset[int]:
-    """Which of a model's inputs no execution may leave out: what an operation reads that takes no operand without a value."""
+    """The inputs of a model that no execution may leave out: an operation reads them that takes no operand without a value."""
     read = {
         index
         for operation in model.main.operations

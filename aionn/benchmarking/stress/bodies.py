@@ -345,7 +345,7 @@ def _ending(error: BaseException, count: int) -> Ended:
     errors = list(_leaves(error))
     for kind, result in ((DeadObject, "CRASH"), (TimeoutError, "HANG"), (BaseException, "FAILURE")):
         for one in errors:
-            # A missed deadline is a TimeoutError too, and nothing that hangs.
+            # A missed deadline is a TimeoutError too, but not a hang.
             if isinstance(one, kind) and not (result == "HANG" and isinstance(one, Error)):
                 told = str(one) or f"no answer within {LIVENESS_S_MAX:g} s"
                 return Ended(

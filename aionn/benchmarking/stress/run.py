@@ -40,7 +40,7 @@ class StressResult(msgspec.Struct, frozen=True):
     Attributes:
         test: Its name.
         result: SUCCESS, FAILURE, HANG or CRASH.
-        message: Why.
+        message: The reason.
         count: Number of executions or compilations.
         seconds: Its duration.
     """
@@ -72,7 +72,7 @@ async def stress(
         seconds: Duration of each test.
         seed: Seed of everything that is random.
         grace_s: Time that a test may take beyond that.
-        progress: Is called with each test before it begins, and its number.
+        progress: Called with each test before it begins, and its number.
         imports: Open extents and shapes of an .onnx file.
 
     Raises:

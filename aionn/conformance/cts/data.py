@@ -62,7 +62,7 @@ _SINGLE_RTOL = 5 * 2.0**-23
 
 
 class CtsTolerance(msgspec.Struct, frozen=True):
-    """Which tolerances a test asks for."""
+    """The tolerances that a test asks for."""
 
     float32: str
     quant8_atol: int

@@ -350,7 +350,7 @@ def _values_in_order(graph: _Graph) -> list[Value]:
 
 
 def _arguments(plan: Plan, graph: _Graph, values: Sequence[Value]) -> set[int]:
-    """Which inputs are the model's arguments, by identity: at least one, and no scalar where there is a tensor."""
+    """The inputs that are the model's arguments, by identity: at least one, and no scalar where there is a tensor."""
     chosen, tensors, scalars = set(), [], []
     for operation in plan.operations:
         rng = _stream(plan.test, plan.seed, operation.key, 4)

@@ -207,7 +207,7 @@ class CheckedDevice(abc.ABC):
 
     @abc.abstractmethod
     def supports(self, model: Model) -> Sequence[bool]:
-        """Which operations of the main subgraph the device can run. The model has been validated. If unsure: False."""
+        """Whether the device can run each operation of the main subgraph. The model has been validated. If unsure: False."""
 
     @abc.abstractmethod
     async def aclose(self) -> None:

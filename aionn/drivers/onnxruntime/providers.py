@@ -1,4 +1,4 @@
-"""Which execution provider of ONNX Runtime a device is, and whether what is installed can be used.
+"""The execution providers of ONNX Runtime as devices, and whether the installed ones can be used.
 
 Owns the providers of the drivers' names, the entries of ``AIONN_ORT_PROVIDERS``, and the distributions that contain ONNX Runtime.
 Nothing of ONNX Runtime is imported here, so that clients can ask for a DeviceInfo at no cost.

@@ -321,7 +321,7 @@ _OPERATION_NAMES = {int(member): member.name for member in OperationType}
 
 
 def unsupported_reason(profile: DeviceProfile, cost: ModelCost) -> str | None:
-    """Why the device cannot run the model, in a few words; None if it can."""
+    """The reason why the device cannot run the model, in a few words; None if it can."""
     limit = profile.memory_bytes_max
     if limit is not None and cost.memory_bytes > limit:
         return f"needs {cost.memory_bytes} bytes, the device has {limit}"

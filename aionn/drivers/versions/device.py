@@ -1,7 +1,7 @@
 """Drivers of HAL 1.0, 1.1 and 1.2: they see the types of their version and nothing newer.
 
-Owns the translation in both directions: models, capabilities, statuses, times; parts that a version cannot express are refused or taken
-out before the driver is asked.
+Owns the translation in both directions: models, capabilities, statuses, times; parts that a version cannot express are refused or
+removed before the driver is asked.
 
 Invariants:
 1. ``supports_old`` and ``prepare_old`` see models that are compliant with the declared version.
@@ -157,7 +157,7 @@ class VersionedDevice(BlockingDevice):
 
     @abc.abstractmethod
     def supports_old(self, model: OldModel) -> Sequence[bool]:
-        """Which operations of the graph the device can run. If unsure: False."""
+        """Whether the device can run each operation of the graph. If unsure: False."""
 
     @abc.abstractmethod
     def prepare_old(

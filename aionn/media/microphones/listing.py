@@ -1,4 +1,4 @@
-"""Which microphones the sound server has.
+"""The microphones of the sound server.
 
 Owns the list. Refuses to own recording (`recorders.py`).
 

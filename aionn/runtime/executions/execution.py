@@ -121,7 +121,7 @@ class Execution:
                 self.fence.try_fail(error, origin=f"execution on {self._job.owner.device}")
 
     def cancel(self) -> None:
-        """Gives the execution up: one that waits never runs; one that runs keeps its slot until the device is done, and its
+        """Cancels the execution: one that waits never runs; one that runs keeps its slot until the device is done, and its
         result is discarded. Awaiting the execution raises ``ExecutionCancelled``."""
         try:
             self._fail(ExecutionCancelled("execution: cancelled"))
@@ -172,7 +172,7 @@ class Execution:
         return job.dispatcher.change_priority(job.work, job.rank)
 
     def explain(self) -> str:
-        """Why it is where it is, in some lines."""
+        """The reasons of its present state, in some lines."""
         job = self._job
         message = f"{job.state.value}, priority {job.rank.name}, deadline {job.deadline_ns}"
         if job.work is None or job.dispatcher is None:

@@ -1,4 +1,4 @@
-"""Which operation goes to which device, and how the work is cut into steps. Pure: no device is asked here.
+"""The choice of a device for each operation, and the division of the work into steps. Pure: no device is asked here.
 
 Owns scores, the choice, the order of steps, and the model of each step. Support was queried before; steps are prepared and run
 elsewhere. ``division`` handles the subgraphs of an IF or WHILE that no device takes.

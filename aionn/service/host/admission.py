@@ -1,4 +1,4 @@
-"""Which clients of a shared socket are served: how many in all, of one user and of one process.
+"""The admission of clients to a shared socket: their number in all, of one user and of one process.
 
 Owns the places and their clients. Refuses to own sockets and time, which the host reports.
 

@@ -123,7 +123,7 @@ OWN_DESCRIPTORS = 256
 """Descriptors that are kept for this process itself: its device, its metrics, and those of messages that are being read."""
 
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ENOBUFS, errno.ECONNABORTED)
-"""Why a client cannot be accepted, or the listener not be watched, now: later it can."""
+"""Errors by which a client cannot be accepted, or the listener not be watched, now: later it can."""
 
 _logger = logging.getLogger("aionn.service")
 
