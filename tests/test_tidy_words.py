@@ -213,7 +213,26 @@ def page_passages(text: str) -> Iterator[Passage]:
             block.append(line.removeprefix("- "))
 
 
+C_PASSAGE = re.compile(
+    r'/\*(?P<block>.*?)\*/|(?P<lines>(?://[^\n]*\n?[ \t]*)+)|(?P<strings>(?:"(?:[^"\\\n]|\\.)*"\s*)+)',
+    re.DOTALL,
+)
+C_MARKS = re.compile(r'(?m)^[ \t]*(?://|\*)|\\n|\\"|"\s*"|"')
+
+
+def c_passages(text: str) -> Iterator[Passage]:
+    """Comments, and strings of several words; comments on neighbouring lines are one passage, and so are strings."""
+    for found in C_PASSAGE.finditer(text):
+        passage = in_one_line(
+            C_MARKS.sub(" " if found["strings"] is None else "", found[found.lastgroup or 0])
+        )
+        if len(passage.split()) > 1:
+            yield text.count("\n", 0, found.start()) + 1, passage
+
+
 def passages(path: str, text: str) -> Iterator[Passage]:
+    if path.endswith((".c", ".h")):
+        return c_passages(text)
     return page_passages(text) if path.endswith(".md") else python_passages(text)
 
 
@@ -232,7 +251,9 @@ def places(texts: dict[str, str]) -> dict[str, list[str]]:
 
 def searched_texts() -> dict[str, str]:
     """Everything that a user or an author of drivers reads; the rules themselves quote what they exclude."""
-    texts = read((*PACKAGES, "examples"), (".py",)) | read(("docs", "fmq", "fences"), (".md",))
+    texts = read((*PACKAGES, "examples"), (".py", ".pyi", ".c", ".h")) | read(
+        ("docs", "fmq", "fences"), (".md",)
+    )
     texts |= {name: (ROOT / name).read_text() for name in ("README.md", "CHANGELOG.md")}
     del texts["docs/glossary.md"]
     contributing = (ROOT / "CONTRIBUTING.md").read_text()
@@ -282,6 +303,11 @@ def test_passages_of_a_page_are_paragraphs_and_rows_without_code_and_headings() 
 def test_passages_of_a_module_are_strings_and_blocks_of_comments() -> None:
     text = '"""One\ntwo."""\n# three\n#   four\nx = f(y, "a word")  # five\nz = "word"\n'
     assert sorted(python_passages(text)) == [(1, "One two."), (3, "three four"), (5, "a word"), (5, "five")]
+
+
+def test_passages_of_c_are_comments_and_strings() -> None:
+    text = '/* One\n * two. */\nint a; // three\n  // four\nf("five "\n  "six\\n", "seven");\n#include "x.h"\nint b;\n"a // b"\n'
+    assert list(c_passages(text)) == [(1, "One two."), (3, "three four"), (5, "five six"), (9, "a // b")]
 
 
 if __name__ == "__main__":

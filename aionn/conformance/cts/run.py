@@ -3,7 +3,8 @@
 Owns the checks and which test each of them applies to. The data are ``cts``'s, the modes ``computing``'s, many tests ``suite``'s.
 
 Invariants:
-1. A check either returns or raises ``CheckFailed`` or ``CheckSkipped``; objects that it opened on the device are closed with its bench.
+1. A check either returns or raises ``CheckFailed`` or ``CheckSkipped``; objects that it opened on the device are closed
+   with its bench.
 2. A check is made against the contract in ``aionn.hal.device`` alone; nothing here knows any driver.
 
 Source: the README beside the data; ``TestGenerated`` of the CTS, ``GeneratedTestHarness`` of the VTS.
