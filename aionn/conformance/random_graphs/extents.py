@@ -24,7 +24,7 @@ import numpy as np
 __all__ = ["Extent", "Extents"]
 
 TRIALS_MAX = 400
-"""Guesses for one order of the variables. A graph of 40 operations needs about one a variable; an order that is stuck after this many
+"""Guesses for one order of the variables. A graph of 40 operations needs about one a variable; one that is stuck after this many
 is cheaper to begin anew."""
 
 ORDERS_MAX = 5

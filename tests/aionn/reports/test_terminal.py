@@ -9,7 +9,6 @@ import random
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 
 import pytest
@@ -25,6 +24,7 @@ from aionn.reports.terminal import (
     table_lines,
     tell_line,
 )
+from tests.support.processes.terminal import shown_on_terminal
 
 WORDS = [
     "AIONN_BURST_CONTROLLER_POLLING_US",
@@ -54,28 +54,7 @@ class Terminal(io.StringIO):
 
 def in_terminal(width: int, program: str, *, columns: bool = True) -> str:
     """Standard output and standard error of a program on a terminal of that width."""
-    main, terminal = pty.openpty()
-    shown = bytearray()
-
-    def read() -> None:
-        while True:
-            try:
-                piece = os.read(main, 65536)
-            except OSError:  # The terminal's last user is gone.
-                return
-            shown.extend(piece)
-
-    reader = threading.Thread(target=read)
-    environment = {**os.environ, "TERM": "xterm", **({"COLUMNS": str(width)} if columns else {})}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=terminal, stderr=terminal, env=environment
-    )
-    os.close(terminal)
-    reader.start()
-    assert process.wait(60) == 0
-    reader.join()
-    os.close(main)
-    return shown.decode().replace("\r\n", "\n")
+    return shown_on_terminal([sys.executable, "-c", program], width=width if columns else None)
 
 
 def plain(text: str) -> str:
