@@ -1,4 +1,4 @@
-"""What the runtime adds to a driver: one execution of a tiny model, and compiling a large one from the cache.
+"""The cost of the runtime beside that of a driver: one execution of a tiny model, and compiling a large one from the cache.
 
 How each figure is taken:
 - One execution: `await net.execute([x])` of a model with one operation, the driver in this process. Its peer is what no runtime can

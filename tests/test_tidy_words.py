@@ -44,7 +44,7 @@ PATTERNS: dict[str, Pattern] = {
         0,
     ),
     "how": Pattern(
-        r"^(?:How|Which|Why)\b(?![^.!]*\?)",
+        r"^(?:How(?! to\b)|Which|Why)\b(?![^.!]*\?)",
         "How many calls may wait.",
         "Number of calls that may wait.",
         0,
@@ -170,6 +170,9 @@ PATTERNS: dict[str, Pattern] = {
 
 # --- What is searched ---------------------------------------------------------------------------------------------------------
 
+TOOLS = ("benchmarks", "build_backend", "examples", "release", "website")
+"""Folders beside the packages whose words count too."""
+
 Passage = tuple[int, str]
 """``(line, text)``: a docstring, a comment, a message or a paragraph of a page, in one line of text."""
 
@@ -250,10 +253,8 @@ def places(texts: dict[str, str]) -> dict[str, list[str]]:
 
 
 def searched_texts() -> dict[str, str]:
-    """Everything that a user or an author of drivers reads; the rules themselves quote what they exclude."""
-    texts = read((*PACKAGES, "examples"), (".py", ".pyi", ".c", ".h")) | read(
-        ("docs", "fmq", "fences"), (".md",)
-    )
+    """Everything that a user, an author of drivers or a reader of figures sees; the rules themselves quote what they exclude."""
+    texts = read((*PACKAGES, *TOOLS), (".py", ".pyi", ".c", ".h")) | read(("docs", "fmq", "fences"), (".md",))
     texts |= {name: (ROOT / name).read_text() for name in ("README.md", "CHANGELOG.md")}
     del texts["docs/glossary.md"]
     contributing = (ROOT / "CONTRIBUTING.md").read_text()
