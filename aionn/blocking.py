@@ -276,16 +276,16 @@ class Compilation(_Closing):
     def execute(self, inputs: Sequence[Any], **options: Any) -> Result:
         """Executes the model once and waits for it. Arguments and errors are those of ``aionn.Compilation.execute``."""
 
-        values, told = _inner_values(inputs), _inner_options(options)
-        return self._loop.call(lambda: self._compilation.execute(values, **told))
+        values, keywords = _inner_values(inputs), _inner_options(options)
+        return self._loop.call(lambda: self._compilation.execute(values, **keywords))
 
     def execute_fenced(self, inputs: Sequence[Any], **options: Any) -> Execution:
         """Starts an execution that begins when all fences have signalled, and returns immediately.
 
         Arguments and errors are those of ``aionn.Compilation.execute_fenced``.
         """
-        values, told = _inner_values(inputs), _inner_options(options)
-        started = self._loop.do(lambda: self._compilation.execute_fenced(values, **told))
+        values, keywords = _inner_values(inputs), _inner_options(options)
+        started = self._loop.do(lambda: self._compilation.execute_fenced(values, **keywords))
         return Execution(self._loop, started)
 
     def burst(self, *, slots: int = 2) -> Burst:

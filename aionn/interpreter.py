@@ -252,12 +252,12 @@ class Interpreter:
         for index, array in zip(subgraph.input_indexes, inputs, strict=True):
             # A value keeps its array and takes the type and quantisation that this subgraph declares for it.
             values[index] = None if array is None else Tensor(operands[index], array)
-        is_told = _logger.isEnabledFor(logging.DEBUG)
+        is_logged = _logger.isEnabledFor(logging.DEBUG)
         for position, step in enumerate(plan.steps):
             control.check()
             try:
                 self._run_step(step, operands, values, control)
-                if is_told:
+                if is_logged:
                     _logger.debug("%s: %s", _where(subgraph_index, position, step), _shapes(step, values))
             except Error as e:
                 if not (e.args and str(e.args[0]).startswith("subgraph ")):

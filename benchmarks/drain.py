@@ -183,9 +183,9 @@ async def one_round(form: str, work: Work, streams: int, numbers: random.Random)
             took_s = time.monotonic() - began_s
             await asyncio.wait_for(asyncio.gather(*tasks, *others), START_S_MAX)
             assert server.stderr is not None
-            told = server.stderr.read().decode()
-            if told:
-                counts.problems[told[-200:]] += 1
+            written = server.stderr.read().decode()
+            if written:
+                counts.problems[written[-200:]] += 1
             return counts, status, took_s
         finally:
             for sock in socks:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.syntax_trees import nodes
-from tests.test_tidy import PACKAGES, ROOT, parse, read
+from tests.test_tidy import PACKAGES, ROOT, parse, read, report
 
 SLACK = 5
 """How far a number may be above the count, so that two branches that lower the same number can be merged."""
@@ -261,6 +261,28 @@ def searched_texts() -> dict[str, str]:
     return texts | {"CONTRIBUTING.md": re.sub(r"(?ms)^\d\. .*?\n\n|^\|.*?\|$", "", contributing)}
 
 
+BAD_IDENTIFIER = re.compile(r"(?:^|_)(?:told|tells?)(?:_|$)", re.IGNORECASE)
+
+
+def bad_identifiers(sources: dict[str, str]) -> list[str]:
+    """Names that a file gives, to a function, a class, an argument or a value, with a verb of speech in them."""
+    found = []
+    for path, text in sources.items():
+        for node in nodes(parse(text)):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    given = name
+                case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                    given = name
+                case ast.Attribute(attr=name, ctx=ast.Store()):
+                    given = name
+                case _:
+                    continue
+            if BAD_IDENTIFIER.search(given):
+                found.append(f"{path}:{node.lineno}: {given}")
+    return found
+
+
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[str]]:
     return places(searched_texts())
@@ -278,6 +300,10 @@ def test_form_occurs_no_more_often(found: dict[str, list[str]], name: str) -> No
     assert count >= most - SLACK, f"{name}: {count} places, {most} allowed: lower the number"
 
 
+def test_no_name_is_a_verb_of_speech() -> None:
+    report(bad_identifiers(read((*PACKAGES, *TOOLS), (".py",))))
+
+
 # --- The rules, tested --------------------------------------------------------------------------------------------------------
 
 
@@ -288,6 +314,15 @@ def test_pattern_catches_its_bad_passage_and_nothing_in_the_good_one(name: str) 
         assert len(places({"a.py": text})[name]) == 1
     assert len(places({"a.py": f'raise E("{pattern.bad}")', "a.md": pattern.bad})[name]) == 2
     assert places({"a.py": f'"""{pattern.good}"""', "a.md": pattern.good})[name] == []
+
+
+def test_identifier_rule_catches() -> None:
+    bad = {
+        "a.py": "told = 1\ndef tell_why(): pass\nclass Told_Max: pass\ndef f(is_told): self._tell = is_told\n",
+        "b.py": "teller = file.tell()\nretold = untold(intelligence)\n",
+    }
+    found = sorted(place.rpartition(" ")[2] for place in bad_identifiers(bad))
+    assert found == ["Told_Max", "_tell", "is_told", "tell_why", "told"]
 
 
 def test_passages_of_a_page_are_paragraphs_and_rows_without_code_and_headings() -> None:

@@ -220,12 +220,12 @@ def _compared(report: DeviceReport, reports: Sequence[DeviceReport]) -> DeviceRe
     if baseline is None or report is baseline or report.failure or baseline.failure:
         return report
     path = next(iter(baseline.latency_ms))
-    told = verdict(_middle(report.latency_ms[path]), _middle(baseline.latency_ms[path]))
+    compared = verdict(_middle(report.latency_ms[path]), _middle(baseline.latency_ms[path]))
     judged = None
     if report.evaluation is not None and baseline.evaluation is not None:
         ours, theirs = (next(iter(r.values.values())) for r in (report.evaluation, baseline.evaluation))
         judged = judgement(ours, theirs, higher_is_better=report.evaluation.evaluator == "top-k")
-    return msgspec.structs.replace(report, compared=told, judged=judged)
+    return msgspec.structs.replace(report, compared=compared, judged=judged)
 
 
 def _middle(spread: Spread) -> float:

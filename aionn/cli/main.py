@@ -84,7 +84,7 @@ def _run(arguments: Sequence[str] | None) -> NoReturn:
     try:
         code = app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as e:
-        _print_error(_told(e))
+        _print_error(_message_of(e))
         raise SystemExit(2) from None
     except (Error, BaseExceptionGroup) as e:
         error = _first_error(e)
@@ -156,7 +156,7 @@ def _print_error(text: str) -> None:
         print_line(f"aionn: {text}", stream=sys.stderr)
 
 
-def _told(error: CycloptsError) -> str:
+def _message_of(error: CycloptsError) -> str:
     """A mistake in the arguments in one sentence: for a value that is not taken, the option and what is."""
     from aionn.errors import InvalidArgument
 

@@ -124,7 +124,7 @@ def _opening(driver: str, isolation: Isolation) -> dict[str, Any]:
     return {"setup_class": classmethod(setup_class), "teardown_class": classmethod(teardown_class)}
 
 
-def _tell(verdict: str, reason: str, failure: object) -> None:
+def _report(verdict: str, reason: str, failure: object) -> None:
     """A verdict in pytest's words."""
     if verdict == "failed":
         pytest.fail(str(failure), pytrace=False)
@@ -156,7 +156,7 @@ def _driver_class(
             )
 
         outcome = opened.portal.call(run)
-        _tell(outcome.verdict, outcome.reason, outcome.failure)
+        _report(outcome.verdict, outcome.reason, outcome.failure)
 
     def test_lists_name_cases_that_exist(self: object) -> None:
         if mistakes:
@@ -186,7 +186,7 @@ def _data_class(
         outcome = opened.portal.call(run)
         if outcome is None:
             pytest.skip("none of the chosen checks applies")
-        _tell(outcome.verdict, outcome.reason, outcome.failure)
+        _report(outcome.verdict, outcome.reason, outcome.failure)
 
     def test_lists_name_tests_that_exist(self: object) -> None:
         if stale:

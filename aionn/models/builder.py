@@ -383,8 +383,8 @@ class GraphBuilder:
         if self._outputs is None:
             raise InvalidArgument("graph: expected outputs, or a graph that is finished")
         model = _Assembly().model(self, is_relaxed=self._relaxed)
-        told = (len(model.main.operations), len(model.main.operands), len(model.referenced))
-        _logger.debug("built: %d operations, %d operands, %d referenced subgraphs", *told)
+        counts = (len(model.main.operations), len(model.main.operands), len(model.referenced))
+        _logger.debug("built: %d operations, %d operands, %d referenced subgraphs", *counts)
         return model
 
 

@@ -212,12 +212,12 @@ async def ask_support(
     for device, question in zip(devices, questions, strict=True):
         supported, error = [False] * len(loaded.main.operations), ""
         try:
-            told = () if question is None else await device.hal.supported_operations(question.model)
+            flags = () if question is None else await device.hal.supported_operations(question.model)
             shown = () if question is None else question.operation_indexes
-            if len(told) != len(shown):
-                error = f"{len(shown)} operations, but {len(told)} answers"
+            if len(flags) != len(shown):
+                error = f"{len(shown)} operations, but {len(flags)} answers"
             else:
-                for index, is_supported in zip(shown, told, strict=True):
+                for index, is_supported in zip(shown, flags, strict=True):
                     supported[index] = bool(is_supported)
         except Error as e:
             error = str(e)

@@ -47,7 +47,7 @@ __all__ = [
     "session_id",
     "session_number",
     "structure_digest",
-    "tell",
+    "notify",
     "threads_report_of",
 ]
 
@@ -225,7 +225,7 @@ class Reporter:
 
     def compiled(self, took_ns: int) -> None:
         """Reports the compilation."""
-        tell(self._listeners, msgspec.structs.replace(self._base, took_ns=took_ns))
+        notify(self._listeners, msgspec.structs.replace(self._base, took_ns=took_ns))
 
     def executed(self, status: ErrorStatus, result: Result | None, took_ns: int) -> None:
         """Reports an execution that has ended, with its result where it has one."""
@@ -237,10 +237,10 @@ class Reporter:
             on_device_ns=None if result is None else result.timing.time_on_device_ns,
             fallback=result is not None and bool(result.fallback),
         )
-        tell(self._listeners, report)
+        notify(self._listeners, report)
 
 
-def tell(listeners: Sequence[Listener], report: Report) -> None:
+def notify(listeners: Sequence[Listener], report: Report) -> None:
     """Calls every listener."""
     for listener in listeners:
         try:

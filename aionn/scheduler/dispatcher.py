@@ -579,16 +579,16 @@ def _error(job: Job, reason: Reason, now_ns: int, *, has_waited: bool) -> Missed
     if reason is Reason.FULL:
         return ResourceExhausted(f"scheduler: {reason.value}", transient=True)
     if reason is Reason.TOO_LONG:
-        told = f"scheduler: {reason.value}: {duration_text(job.durations_ns[0])}"
+        message = f"scheduler: {reason.value}: {duration_text(job.durations_ns[0])}"
         has_deadline = job.deadline_ns != NEVER_NS
-        return MissedDeadline(told) if has_deadline else ResourceExhausted(told, transient=True)
+        return MissedDeadline(message) if has_deadline else ResourceExhausted(message, transient=True)
     if reason is Reason.IMPOSSIBLE:
         needed, left_ns = job.shortest_ns, job.deadline_ns - now_ns
-        told = (
+        message = (
             f"scheduler: even an idle device needs {duration_text(needed)}, and {duration_text(max(0, left_ns))} are left"
             f" before the deadline: too late by {duration_text(needed - left_ns)}"
         )
-        return MissedDeadline(told, transient=False)
+        return MissedDeadline(message, transient=False)
     if reason is Reason.EXPIRED and not has_waited:
         late = duration_text(now_ns - job.deadline_ns)
         return MissedDeadline(

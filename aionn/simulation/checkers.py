@@ -141,18 +141,18 @@ def _slots(scenario: Scenario, events: Sequence[Event]) -> list[str]:
 
 def _answers(scenario: Scenario, events: Sequence[Event], outcomes: Sequence[Outcome | None]) -> list[str]:
     """Every request has one answer, the first; nothing starts after it."""
-    told: dict[int, str] = {}
+    reported: dict[int, str] = {}
     found = []
     for at_ns, kind, number, _ in events:
         if kind in ANSWERS:
-            if number in told:
-                found.append(f"{at_ns} ns: request {number} is reported as {kind} after {told[number]}")
-            told[number] = kind
-        elif kind == "start" and number in told:
-            found.append(f"{at_ns} ns: request {number} starts after it was reported as {told[number]}")
+            if number in reported:
+                found.append(f"{at_ns} ns: request {number} is reported as {kind} after {reported[number]}")
+            reported[number] = kind
+        elif kind == "start" and number in reported:
+            found.append(f"{at_ns} ns: request {number} starts after it was reported as {reported[number]}")
     for number in range(len(scenario.arrivals)):
         outcome = outcomes[number]
-        if outcome is None or told.get(number) != outcome.kind:
+        if outcome is None or reported.get(number) != outcome.kind:
             found.append(f"request {number} has no answer, or not the one that was reported")
     return found
 

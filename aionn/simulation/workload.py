@@ -456,8 +456,8 @@ def durations_of(
         cost = costs[stream.model]
         reasons = [unsupported_reason(device, cost) for device in devices]
         if None not in reasons:
-            told = "; ".join(f"{d.name}: {reason}" for d, reason in zip(devices, reasons, strict=True))
-            raise InvalidArgument(f"stream {stream.name}: no device can run model {stream.model}: {told}")
+            text = "; ".join(f"{d.name}: {reason}" for d, reason in zip(devices, reasons, strict=True))
+            raise InvalidArgument(f"stream {stream.name}: no device can run model {stream.model}: {text}")
         table.append(
             tuple(
                 operation_durations_ns(device, cost) if reason is None else None

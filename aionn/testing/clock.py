@@ -509,8 +509,8 @@ def _place_of_task(task: asyncio.Task[Any]) -> str:
         waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
     if not frames:
         return "at its end"
-    told = [f for f in frames if f.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY]
-    return _place_of_frame((told or frames)[-1])
+    own = [f for f in frames if f.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY]
+    return _place_of_frame((own or frames)[-1])
 
 
 def run(main: Callable[..., Coroutine[Any, Any, _T]], *args: Any, clock: VirtualClock | None = None) -> _T:

@@ -347,9 +347,9 @@ def _ending(error: BaseException, count: int) -> Ended:
         for one in errors:
             # A missed deadline is a TimeoutError too, but not a hang.
             if isinstance(one, kind) and not (result == "HANG" and isinstance(one, Error)):
-                told = str(one) or f"no answer within {LIVENESS_S_MAX:g} s"
+                message = str(one) or f"no answer within {LIVENESS_S_MAX:g} s"
                 return Ended(
-                    result, told if isinstance(one, Finding) else f"{type(one).__name__}: {told}", count
+                    result, message if isinstance(one, Finding) else f"{type(one).__name__}: {message}", count
                 )
     raise AssertionError("an error is of some kind") from error
 

@@ -36,7 +36,7 @@ from aionn.benchmarking.stress.samples import (
     mapping_count,
 )
 from aionn.benchmarking.stress.slopes import SECONDS_PER_HOUR, Slope
-from aionn.benchmarking.stress.watch import TOLD_MAX, Pause, Watch
+from aionn.benchmarking.stress.watch import MESSAGES_MAX, Pause, Watch
 from aionn.drivers import registry
 from aionn.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from aionn.runtime.runtime import Runtime, open_runtime
@@ -235,7 +235,7 @@ class _Soak:
                     self.counts["dead"] += 1
                 else:
                     self.failure_count += 1
-                    if len(self.failures) < TOLD_MAX:
+                    if len(self.failures) < MESSAGES_MAX:
                         self.failures.append(f"{what}: {type(error).__name__}: {error}")
         finally:
             self._watch.end(number)

@@ -32,7 +32,7 @@ from aionn.observability.scraping import MetricsServer, Source
 from aionn.platform.loops import caller, finish, in_loop
 from aionn.realtime import Mode, PageLocks, RunLimit, SchedulingClass
 from aionn.realtime.scheduling import close_shared, open_shared
-from aionn.reports.terminal import tell_line
+from aionn.reports.terminal import report_line
 from aionn.runtime.settings import settings_from
 from aionn.runtime.traces import begin_trace
 from aionn.service.host.accepted import Drain
@@ -267,12 +267,12 @@ async def _serve(
                         where = " and ".join(
                             filter(None, ("" if places.is_private else str(places.path), address))
                         )
-                        tell_line(f"serving {name} at {where}; Ctrl-C ends it")
+                        report_line(f"serving {name} at {where}; Ctrl-C ends it")
                         if url:
-                            tell_line(f"metrics at {url}")
+                            report_line(f"metrics at {url}")
                     await drain.requested()
                     if not quiet:
-                        tell_line(f"ending {name}: accepted executions have {drain_within:g} s")
+                        report_line(f"ending {name}: accepted executions have {drain_within:g} s")
                     await drain.ended()
                     _end_soon(drain.state, name, places)
     finally:
@@ -344,7 +344,7 @@ def _end_soon(state: DrainState, name: str, places: _Places) -> None:
     """Ends the process although the device hangs in an execution that was not waited for any longer."""
     if state is not DrainState.DRAINED:
         # Nothing is closed: that would wait for what was cut off.
-        tell_line(f"aionn: {name}: {state.value}; they were cut off", wraps=False, stream=sys.stderr)
+        report_line(f"aionn: {name}: {state.value}; they were cut off", wraps=False, stream=sys.stderr)
         places.end_process(state)
 
     def end() -> None:

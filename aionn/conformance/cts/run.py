@@ -247,7 +247,7 @@ class Bench:
             CheckFailed: The device did something else than it should.
             CheckSkipped: The device does not support the model, or the mode does not allow its outputs.
         """
-        with self._told(check):
+        with self._failing_alike(check):
             try:
                 if check == "signed_coupling":
                     await self._make_signed()
@@ -279,7 +279,7 @@ class Bench:
         Raises:
             CheckFailed: Something could not be closed.
         """
-        with self._told("general"):
+        with self._failing_alike("general"):
             await self._close_all()
 
     async def _close_all(self) -> None:
@@ -290,7 +290,7 @@ class Bench:
                 await stack.enter_async_context(closing(self._prepared.popitem()[1]))
 
     @contextlib.contextmanager
-    def _told(self, check: Check) -> Iterator[None]:
+    def _failing_alike(self, check: Check) -> Iterator[None]:
         """Formats every failure in the same form."""
         try:
             yield

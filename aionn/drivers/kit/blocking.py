@@ -450,8 +450,8 @@ class BlockingDevice(CheckedDevice):
                     except BaseException:  # The caller cancelled the call, between two blocks.
                         prepared.release()
                         raise
-            told = (self.info.name, len(model.main.operations), preference.name, priority.name)
-            _logger.debug("%s: prepared %d operations, %s, priority %s", *told)
+            facts = (self.info.name, len(model.main.operations), preference.name, priority.name)
+            _logger.debug("%s: prepared %d operations, %s, priority %s", *facts)
             return prepared
 
         return await self._in_pieces(priority, deadline_ns, prepare)

@@ -550,8 +550,8 @@ class RequestArea:
         for key, shape in zip(keys, shapes, strict=False):
             if not shape.is_sufficient:
                 if key in self._bound:
-                    told = [(s.dimensions, s.is_sufficient) for s in shapes]
-                    raise OutputInsufficientSize("execute: an output does not fit its memory", told)
+                    reported = [(s.dimensions, s.is_sufficient) for s in shapes]
+                    raise OutputInsufficientSize("execute: an output does not fit its memory", reported)
                 known = operand_size_bytes(self._values[key].spec.type, shape.dimensions)
                 sizes[key] = max(known, 2 * self._locations[key].length)
                 self.memories.append(Memory.create(sizes[key], name="aionn-request"))

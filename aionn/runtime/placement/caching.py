@@ -172,12 +172,12 @@ class StepCache:
         self.directory = directory
         self.used: bool | None = None
         self._token = token
-        self._is_told = False
+        self._is_reported = False
 
-    def _tell(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         """Warns that nothing is kept: once for a compilation, of which each step has files of its own."""
-        level = logging.DEBUG if self._is_told else logging.WARNING
-        self._is_told = True
+        level = logging.DEBUG if self._is_reported else logging.WARNING
+        self._is_reported = True
         _logger.log(level, "the compilation is not kept: %s: %s", self.directory, error.strerror or error)
 
     def _plan_path(self, devices: Sequence[RuntimeDevice], choice: tuple[int, ...]) -> tuple[Path, bytes]:
@@ -231,7 +231,7 @@ class StepCache:
                     file.write(_plan_digest(key, plan) + plan)
                 os.rename(temporary, path)
             except OSError as e:
-                self._tell(e)
+                self._report(e)
                 with contextlib.suppress(OSError):
                     temporary.unlink()
 
@@ -367,7 +367,7 @@ class _Writing:
                 self._fds.append(os.open(temporary, flags, _FILE_MODE))
                 self._paths.append((temporary, directory / name))
         except OSError as e:
-            self._cache._tell(e)
+            self._cache._report(e)
             return None
         count = self._counts.model
         return CacheFiles(self._fds[:count], self._fds[count:], self._token)
@@ -379,7 +379,7 @@ class _Writing:
                 for temporary, path in self._paths:
                     os.rename(temporary, path)
         except OSError as e:
-            self._cache._tell(e)
+            self._cache._report(e)
 
     def drop(self) -> None:
         """Closes the files, and removes those that were not put into their places."""

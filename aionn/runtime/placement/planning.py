@@ -151,8 +151,8 @@ async def load_model(
     with section("LR_PP", "load model"):
         loaded = await _on_thread(lambda: load_file(model, options), "loading a model")
     main = loaded.model.main
-    told = (os.fspath(model), len(main.operations), len(main.operands))
-    _model_logger.debug("loaded %s: %d operations, %d operands", *told)
+    facts = (os.fspath(model), len(main.operations), len(main.operands))
+    _model_logger.debug("loaded %s: %d operations, %d operands", *facts)
     return LoadedModel(
         loaded.model, _named_specs(main.inputs, loaded.inputs), _named_specs(main.outputs, loaded.outputs)
     )

@@ -91,15 +91,15 @@ class _Owned:
     async def aclose(self) -> None:
         """Frees the handle and waits until it is free, but not for a driver that hangs. Idempotent."""
         if self._finalizer.detach() is not None:
-            await finish(self._tell())
+            await finish(self._free_at_driver())
 
-    async def _tell(self) -> None:
+    async def _free_at_driver(self) -> None:
         if _unanswered.get(self._channel, 0) >= UNANSWERED_MAX:
             self._channel.post(self._free)
             return
         with anyio.move_on_after(FREE_S_MAX) as limit:
             try:
-                await self._channel.tell(self._free)
+                await self._channel.command(self._free)
             except DeadObject:
                 pass  # The process is gone, and what it held with it.
             except BaseException:
@@ -262,7 +262,7 @@ class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         channel, bursts = self._channel, self.connection.bursts
 
         async def free_slot(slot: int) -> None:
-            await channel.tell(FreeMemorySlot(handle, slot))
+            await channel.command(FreeMemorySlot(handle, slot))
 
         async def end() -> None:
             try:
@@ -377,12 +377,12 @@ class RemoteBuffer(BufferDefaults):
     async def copy_to(self, destination: Memory) -> None:
         """See ``Buffer``."""
         self._check_open()
-        await self._channel.tell(CopyTo(self._handle, destination))
+        await self._channel.command(CopyTo(self._handle, destination))
 
     async def copy_from(self, source: Memory, dimensions: Sequence[int]) -> None:
         """See ``Buffer``."""
         self._check_open()
-        await self._channel.tell(CopyFrom(self._handle, source, tuple(dimensions)))
+        await self._channel.command(CopyFrom(self._handle, source, tuple(dimensions)))
 
     async def aclose(self) -> None:
         """See ``Buffer``."""

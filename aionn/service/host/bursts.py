@@ -198,7 +198,7 @@ class Bursts:
                 scheduling.acquire(SchedulingClass(priority), f"burst {handle}")
 
         def on_end(why: str) -> None:
-            self._portal.start_task_soon(self._tell_of_end, channel, handle, why)
+            self._portal.start_task_soon(self._report_end, channel, handle, why)
 
         bind, execute = self._executor(prepared)
         if self.figures is not None:
@@ -290,11 +290,11 @@ class Bursts:
                 burst.asked_ns = None
         raise DeadObject("burst: it was ended while its client was asked for memories")
 
-    async def _tell_of_end(self, channel: Channel, handle: int, why: str) -> None:
+    async def _report_end(self, channel: Channel, handle: int, why: str) -> None:
         """Ends a burst that cannot continue; its client is notified immediately."""
         await self.end(handle)
         with suppress(Error):
-            await channel.tell(BurstEnded(handle, shortened(why)))
+            await channel.command(BurstEnded(handle, shortened(why)))
 
     def free_slot(self, handle: int, slot: int) -> None:
         """The client dropped a memory.

@@ -52,7 +52,7 @@ from aionn.platform.threads import start_thread
 from aionn.service.host.accepted import ENDING, Drain
 from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, Place
 from aionn.service.host.listening import BACKLOG, listen_at, remove_socket
-from aionn.service.host.newcomers import FIRST_CALL, Newcomers, tell_why
+from aionn.service.host.newcomers import FIRST_CALL, Newcomers, send_reason
 from aionn.service.host.session import Session
 from aionn.service.host.threads import HostThreads
 from aionn.service.progress import Progress
@@ -194,7 +194,7 @@ async def serve(
         )
 
         def dismiss(why: str) -> None:
-            tell_why(sock, FIRST_CALL, why)
+            send_reason(sock, FIRST_CALL, why)
             channel.close(why)
 
         if place is not None:
@@ -385,7 +385,7 @@ def _reject_backlog(listener: socket.socket) -> None:
             sock, _ = listener.accept()
         except OSError:
             return
-        tell_why(sock, FIRST_CALL, ENDING)
+        send_reason(sock, FIRST_CALL, ENDING)
         # First: a message that came after its emptying would discard the reason at the client.
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)

@@ -425,7 +425,7 @@ class Session:
             try:
                 with self._progress.work():
                     await done
-                await channel.tell(outcome[0])
+                await channel.command(outcome[0])
             except Error:
                 pass  # The client is gone, or does not know the launch: there is no one to notify.
             finally:

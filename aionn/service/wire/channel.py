@@ -558,7 +558,7 @@ class Channel:
             raise DeadObject(self._why_dead or "")
         return reply
 
-    async def tell(self, body: CallBody) -> None:
+    async def command(self, body: CallBody) -> None:
         """Sends a call whose only reply can be ``Done``. Raises as ``call``."""
         await self.call(body, Done)
 

@@ -21,8 +21,8 @@ from aionn.reports.terminal import (
     print_table,
     printable,
     progress_bar,
+    report_line,
     table_lines,
-    tell_line,
 )
 from tests.support.processes.terminal import shown_on_terminal
 
@@ -231,7 +231,7 @@ def test_line_about_work_is_dropped_where_it_is_not_taken(reader: str) -> None:
         with open("/dev/full", "wb") as full:
             os.dup2(full.fileno(), writing)
     with open(writing, "w", encoding="ascii") as stream:  # Closing fails if something is left in the buffer.
-        tell_line("gr\u00fcn", lead="serving:", stream=stream)
+        report_line("gr\u00fcn", lead="serving:", stream=stream)
         if reader == "reading":
             assert os.read(reading, 100) == b"serving: gr\\xfcn\n"
     if reader != "gone":
