@@ -10,7 +10,7 @@ How each figure is taken:
 - Before each kill the device has served for longer than what counts as a short life, and its spare process is ready. How long a
   device must have served before it gets one is shortened, so that thirty deaths take minutes.
 - p99 of thirty deaths is the worst.
-- "memory" is what the spare process has for itself (Private_Clean and Private_Dirty of smaps_rollup); "start" is the processor
+- "memory": the pages of the spare process alone (Private_Clean and Private_Dirty of smaps_rollup); "start" is the processor
   time that it took until it was ready.
 """
 

@@ -27,7 +27,7 @@ TEXT_CHARACTERS_MAX = 480
 """Of one text in a record. Three texts of four bytes a character fit ``RECORD_BYTES_MAX`` with room for any escape."""
 
 TIME_NS_MAX = 2**63 - 1
-"""The last moment of a signed 64-bit clock, which is what the kernel keeps."""
+"""The last moment of a signed 64-bit clock, as the kernel keeps it."""
 
 
 class FenceStatus(enum.Enum):

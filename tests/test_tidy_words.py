@@ -67,6 +67,12 @@ PATTERNS: dict[str, Pattern] = {
         "The driver checks it.",
         0,
     ),
+    "is what": Pattern(
+        r"\b(?:is|are|was|were) what\b",
+        "The reader's end is what a process gets.",
+        "A process gets the reader's end.",
+        0,
+    ),
     # Rule 2: the technical verb.
     "tell": Pattern(
         r"\b(?:[Tt]ell|[Tt]ells|[Tt]old|[Tt]elling)\b",

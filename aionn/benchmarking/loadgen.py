@@ -6,7 +6,7 @@ schedule and the clock: latency counts from when a query was due, so a system th
 Invariants:
 1. A run ends: LoadGen is given a longest duration, and once a sample failed or the run was cancelled every further one is answered
    immediately and without work, since LoadGen can only be ended by answers.
-2. No number here is measured by us: latencies, rates and validity are what LoadGen wrote.
+2. No number here is measured by us: LoadGen writes latencies, rates and validity.
 
 Source: MLPerf inference rules (scenarios, percentiles, latency from the scheduled time) and the bindings of mlcommons-loadgen 6.
 """

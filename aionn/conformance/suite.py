@@ -116,7 +116,7 @@ class Counts(msgspec.Struct):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The result of a run of the suite. The first seven are what ``--json`` promises.
+    """The result of a run of the suite. ``--json`` promises the first seven.
 
     Attributes:
         passed: Tests of which all checks passed.

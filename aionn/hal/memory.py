@@ -106,7 +106,7 @@ class HardwareBufferDesc(msgspec.Struct, frozen=True, array_like=True):
         height: Rows of a layer; 1 for a ``BLOB``.
         layers: Images behind each other; 1 for a ``BLOB``.
         format: The format of a pixel.
-        stride: Pixels from the start of a row to the start of the next; 0 stands for ``width``, which is what a ``BLOB`` has.
+        stride: Pixels from the start of a row to the start of the next; 0 stands for ``width``, as in a ``BLOB``.
     """
 
     width: int

@@ -333,7 +333,7 @@ class BandwidthServer:
             if self.stalls.since(own_ns, now_ns) >= late_ns:
                 label = Label.STALLED
         elif self._late is not None:
-            # It came as promised: the cause is what moved the captures.
+            # It came as promised: the moved captures are the cause.
             label = self._late[0]
         self._late = label, own_ns
         return label

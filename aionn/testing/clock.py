@@ -458,7 +458,7 @@ def _driving(loop: VirtualClockLoop) -> Iterator[None]:
 @contextlib.contextmanager
 def new_loops(clock: VirtualClock | None) -> Iterator[None]:
     """While inside, a loop that is made without a factory of its own (``asyncio.run``, ``asyncio.Runner``, test plugins) is one on
-    this clock; with None it is what it would be anyway, which undoes an outer ``new_loops``."""
+    this clock; with None as without this function, which undoes an outer ``new_loops``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Policies go away with Python 3.16.
         policy = asyncio.get_event_loop_policy()

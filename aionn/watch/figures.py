@@ -22,7 +22,7 @@ from aionn.watch.histogram import Histogram, Quantiles, Recent, bucket_of
 __all__ = ["STAGES", "WINDOW_S", "Outcome", "Second", "SourceFigures", "StreamFigures", "StreamSnapshot"]
 
 WINDOW_S = 60
-"""Seconds that are kept one by one: a minute is what a person watches to see an effect."""
+"""Seconds that are kept one by one: a person watches for a minute to see an effect."""
 
 RECENT_NS = 5_000_000_000
 """Half of the time that "recent" quantiles cover: long enough for 150 frames, short enough to see a change."""

@@ -177,7 +177,7 @@ def _permissions(mode: str) -> int:
 
 
 def _allow_descriptors() -> None:
-    """Allows as many descriptors as the system does. The usual 1024 are what a few clients may have."""
+    """Allows as many descriptors as the system does. The usual 1024 suffice for a few clients."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

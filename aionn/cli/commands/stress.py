@@ -142,7 +142,7 @@ def _soak(
     *,
     json: bool,
 ) -> int:
-    # Every killed process is worth a warning elsewhere; here that is what the run is for.
+    # Every killed process is worth a warning elsewhere; here it is the purpose of the run.
     logging.getLogger("aionn").addHandler(logging.NullHandler())
     with progress_bar("soak", is_wanted=not json) as show:
         next_s = LINE_S

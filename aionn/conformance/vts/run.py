@@ -129,7 +129,7 @@ class VtsOutcome(msgspec.Struct, frozen=True):
 
 
 class VtsReport(msgspec.Struct, frozen=True):
-    """The result of a run. The first seven are what ``--json`` promises.
+    """The result of a run. ``--json`` promises the first seven.
 
     Attributes:
         passed: Cases that passed.

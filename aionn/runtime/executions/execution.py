@@ -111,7 +111,7 @@ class Execution:
         if self.fence.status == FenceStatus.PENDING:
             self.finished_ns = now_ns()
             self._failure = error
-            # Not one that ends because its runtime is being closed: that is what the application has asked for.
+            # An execution that ends because its runtime is closed has not failed: the application has closed it.
             if not isinstance(error, ExecutionCancelled) and self._job.background.is_open:
                 self._fence.failure = error
             cause = error.__cause__
@@ -216,7 +216,7 @@ class ExecutionFence(SyncFence):
 
     def __init__(self, execution: Execution, background: Background) -> None:
         super().__init__("execution")
-        # Weak: the two would otherwise live until the garbage collector comes.
+        # A weak reference: the two would otherwise live until the garbage collector comes.
         self.execution: weakref.ref[Execution] = weakref.ref(execution)
         self.failure: Error | None = None
         self._background = background

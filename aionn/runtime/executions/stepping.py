@@ -160,7 +160,7 @@ class PreparedStep(NamedTuple):
         inputs: Keys of the values that it reads, in the order of its model's inputs.
         outputs: Keys of the values that it writes, in the order of its model's outputs.
         operations: Which of the whole model's operations it has.
-        interpreted: The IF or WHILE that the runtime itself runs, which is what ``prepared`` is then; None for all other steps.
+        interpreted: The IF or WHILE that the runtime itself runs, which ``prepared`` is then too; None for all other steps.
     """
 
     device: RuntimeDevice

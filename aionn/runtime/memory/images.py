@@ -66,7 +66,7 @@ class ImageMemory(MappedMemory):
     Attributes:
         memory: The memory itself.
         description: The layout of its pixels.
-        array: The values, ``[layers, height, width, channels]`` uint8; writing here is what the next execution reads.
+        array: The values, ``[layers, height, width, channels]`` uint8; the next execution reads the values written here.
     """
 
     def __init__(self, memory: Memory) -> None:

@@ -58,7 +58,7 @@ class SharedMemory(MappedMemory):
 
     Attributes:
         memory: The memory itself.
-        array: The values; writing here is what the next execution reads.
+        array: The values; the next execution reads the values written here.
     """
 
     def __init__(self, memory: Memory, dtype: npt.DTypeLike, shape: Sequence[int], offset: int = 0) -> None:

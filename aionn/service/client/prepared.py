@@ -160,7 +160,8 @@ class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         try:
             return RequestOnWire.of(request, self.connection.identifiers.on_wire)
         except (AttributeError, TypeError, ValueError):
-            # Looked at now alone, since every execution comes here. The driver process names what it cannot decode.
+            # The types are checked after a failure alone, since every execution comes here. The driver process names fields that it
+            # cannot decode.
             check_field_types(request, Request, "request")
             raise
 

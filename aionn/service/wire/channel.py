@@ -371,7 +371,7 @@ class Channel:
             await close_received(fds, self._peer.next_turn_of_leaving)
             return b"", [], False
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(fds) > DESCRIPTORS_MAX:
-            # Asked before they are closed: the received ones are what fills the table.
+            # Asked before they are closed: the received ones fill the table.
             is_short = flags & socket.MSG_CTRUNC and not flags & socket.MSG_TRUNC and no_descriptor_is_left()
             if not is_short:
                 close_gently(fds)
