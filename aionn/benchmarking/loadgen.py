@@ -172,7 +172,7 @@ async def run_load(answers: Sequence[Answer], settings: LoadSettings) -> LoadRep
     Raises:
         InvalidArgument: The settings measure nothing, or there is no slot.
         DeviceUnavailable: LoadGen is not installed.
-        Error: What the first failing sample raised.
+        Error: The exception of the first failing sample.
     """
     settings.check()
     if not answers:

@@ -158,7 +158,7 @@ async def evaluate(prepared: PreparedModel, model: Model, known: KnownData) -> E
 
     Raises:
         InvalidArgument: A file cannot be read or does not fit.
-        Error: What the device answers.
+        Error: The device's answer.
     """
     operand, result = _only_input(model), model.main.outputs[0]
     samples = find_samples(Path(known.folder), known.evaluator)
@@ -203,7 +203,7 @@ async def run_scenarios(
         seed: Of LoadGen's schedules.
 
     Raises:
-        Error: What the device answers.
+        Error: The device's answer.
     """
     found: dict[Scenario, LoadReport] = {}
     async with contextlib.AsyncExitStack() as stack:

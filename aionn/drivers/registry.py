@@ -234,7 +234,7 @@ def built_in_info(driver: str, name: str) -> DeviceInfo | None:
     must be asked.
 
     Raises:
-        DeviceUnavailable: What the driver is built on is missing or too old.
+        DeviceUnavailable: A package of the driver is missing or too old.
     """
     if family := _family(driver):
         return cast("DeviceInfo | None", importlib.import_module(family).info_for(name, driver))

@@ -283,7 +283,7 @@ async def _outlast(task: asyncio.Task[None]) -> None:
 
     Raises:
         asyncio.CancelledError: The caller was cancelled; the task has ended.
-        BaseException: What ended the task otherwise.
+        BaseException: That of the task, if it ended otherwise.
     """
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):

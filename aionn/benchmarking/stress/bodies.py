@@ -289,7 +289,7 @@ async def slowdown(work: Work) -> None:
     if usual > SLOWDOWN_MAX:
         raise Finding(
             f"measured: executions are {usual:.0%} slower beside compilations, more than the {SLOWDOWN_MAX:.0%} of the test;"
-            " what else the machine does counts too, so measure again on a quiet one"
+            " other work of the machine counts too, so measure again on a quiet one"
         )
 
 

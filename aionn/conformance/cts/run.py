@@ -114,7 +114,7 @@ class Failure(msgspec.Struct, frozen=True):
         index: Index of the wrong element; empty where the shape or no element is at fault.
         expected: The expected result.
         got: The actual result.
-        tolerance: The tolerance; None where there is none.
+        tolerance: The tolerance; None for exact results.
     """
 
     test: str

@@ -211,7 +211,7 @@ async def compute_tests(
         allowed: The statuses by which an execution may end; with NONE come the right outputs.
 
     Returns:
-        How many of the models the device supports.
+        Number of the models that the device supports.
     """
     count = 0
     for test in tests:

@@ -41,7 +41,7 @@ class Result(msgspec.Struct, frozen=True):
             runtime's doing, but not the wait for the device's slot, see ``queued_ns``. None entries where nothing was measured.
         status: NONE; a result of another status is an exception instead.
         device: Name of the device that ran it, or names, in the order of the steps.
-        fallback: Parts that ran on the reference device instead, with the reason; empty where there were none.
+        fallback: Parts that ran on the reference device instead, with the reason; usually empty.
         queued_ns: From the call until a device slot was acquired, dependencies included.
         total_ns: From the call until the result was here.
         valid_until: The event that ends the validity of ``outputs``; empty where they are the caller's own, for good.

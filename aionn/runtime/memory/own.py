@@ -241,7 +241,7 @@ OwnMemory = SharedMemory | DeviceMemory | ImageMemory
 def _element_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
     try:
         kind = np.dtype(dtype)
-    except Exception as e:  # Which ones is numpy's affair: a text may be a wrong type in several ways.
+    except Exception as e:  # Numpy chooses the class: a text may be a wrong type in several ways.
         raise InvalidArgument(f"dtype: expected an element type of numpy's, got {dtype!r}: {e}") from e
     if kind.hasobject:
         raise InvalidArgument(

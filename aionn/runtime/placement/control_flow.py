@@ -225,7 +225,7 @@ class InterpretedModel(PreparedModelDefaults):
         index = (main.output_indexes if is_output else main.input_indexes)[argument]
         if is_output:
             if not self._is_if:
-                return None  # Which round was the last one is known when it is over.
+                return None  # The last round is known when it is over.
             return self._uses_inside([p for p, i in enumerate(self._operation.outputs) if i == index], True)
         if self._is_if and index == self._operation.inputs[0]:
             return None

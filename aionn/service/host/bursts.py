@@ -278,7 +278,7 @@ class Bursts:
 
         Raises:
             DeadObject: The burst ended during the wait, or the client is gone.
-            Error: What the client answered.
+            Error: The client's answer.
         """
         burst = self._bursts.get(handle)
         if burst is not None:

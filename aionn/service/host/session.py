@@ -523,7 +523,7 @@ class Session:
         """Gives back the memories of requests and bursts that were not used for ``idle_s``; the next use takes them again.
 
         Returns:
-            How many memories of requests, and bursts, there were.
+            Number of memories of requests, and of bursts.
         """
         return self._memories.rest(idle_s) + self.bursts.rest(idle_s)
 

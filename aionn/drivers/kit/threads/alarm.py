@@ -52,7 +52,7 @@ class Alarm:
         """Calls ``function`` once ``time_ns`` has come.
 
         Returns:
-            What prevents that. Idempotent, and without effect on a call that has begun.
+            A function that prevents that. Idempotent, and without effect on a call that has begun.
 
         Raises:
             ResourceExhausted: The thread cannot be started.
