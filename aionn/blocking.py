@@ -148,7 +148,7 @@ class Runtime(_Closing):
     def supported_operations(
         self, model: Model | str | os.PathLike[str], **options: Any
     ) -> tuple[Support, ...]:
-        """Which device can run which operation. Arguments and errors are those of ``aionn.Runtime.supported_operations``."""
+        """The operations that each device can run. Arguments and errors are those of ``aionn.Runtime.supported_operations``."""
         return self._open_loop().call(lambda: self._runtime.supported_operations(model, **options))
 
     def allocate(
@@ -246,7 +246,7 @@ class Compilation(_Closing):
 
     @property
     def placement(self) -> tuple[Placement, ...]:
-        """Which operation runs where, and why."""
+        """The device of each operation, with the reason."""
         return self._compilation.placement
 
     @property
@@ -275,16 +275,16 @@ class Compilation(_Closing):
     def execute(self, inputs: Sequence[Any], **options: Any) -> Result:
         """Executes the model once and waits for it. Arguments and errors are those of ``aionn.Compilation.execute``."""
 
-        values, told = _inner_values(inputs), _inner_options(options)
-        return self._loop.call(lambda: self._compilation.execute(values, **told))
+        values, keywords = _inner_values(inputs), _inner_options(options)
+        return self._loop.call(lambda: self._compilation.execute(values, **keywords))
 
     def execute_fenced(self, inputs: Sequence[Any], **options: Any) -> Execution:
         """Starts an execution that begins when all fences have signalled, and returns immediately.
 
         Arguments and errors are those of ``aionn.Compilation.execute_fenced``.
         """
-        values, told = _inner_values(inputs), _inner_options(options)
-        started = self._loop.do(lambda: self._compilation.execute_fenced(values, **told))
+        values, keywords = _inner_values(inputs), _inner_options(options)
+        started = self._loop.do(lambda: self._compilation.execute_fenced(values, **keywords))
         return Execution(self._loop, started)
 
     def burst(self, *, slots: int = 2) -> Burst:
@@ -339,7 +339,7 @@ class Execution:
         return self._loop.call(self._execution.wait)
 
     def cancel(self) -> None:
-        """Gives the execution up; see ``aionn.Execution.cancel``. ``result`` raises ``ExecutionCancelled`` then."""
+        """Cancels the execution; see ``aionn.Execution.cancel``. ``result`` raises ``ExecutionCancelled`` then."""
         self._loop.do(self._execution.cancel)
 
 
@@ -347,7 +347,7 @@ class ReusableExecution:
     """The same execution again and again, one computation at a time; see ``Compilation.reusable``.
 
     Attributes:
-        inputs: Views of the inputs; what they hold is what the next computation reads.
+        inputs: Views of the inputs; the next computation reads their values.
     """
 
     def __init__(self, loop: LoopThread, execution: asynchronous_reusable.ReusableExecution) -> None:

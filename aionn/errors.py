@@ -41,7 +41,7 @@ __all__ = [
     "ResourceExhausted",
     "error_for_status",
     "shortage_of",
-    "shortages_told",
+    "shortages_raised",
     "status_of",
     "traceback_of",
     "with_driver_traceback",
@@ -88,7 +88,7 @@ class GeneralFailure(Error):
 
 
 class ExecutionCancelled(GeneralFailure):
-    """The application gave the execution up, by ``Execution.cancel``: nothing went wrong."""
+    """The application cancelled the execution, by ``Execution.cancel``: nothing went wrong."""
 
 
 class InvalidArgument(Error, ValueError):
@@ -126,7 +126,7 @@ class DriverTraceback(Exception):
     """The traceback of an exception in a driver process, as text; the cause of the error that the application gets.
 
     Attributes:
-        text: What Python printed there, or its end.
+        text: Python's output there, or its end.
     """
 
     def __init__(self, text: str) -> None:
@@ -287,15 +287,15 @@ def shortage_of(error: BaseException, where: str) -> ResourceExhausted | None:
     what = _shortage(error)
     if what is None:
         return None
-    told = ResourceExhausted(f"{where}: {what} ({named(error)})", transient=True)
-    told.__cause__ = error
-    return told
+    shortage = ResourceExhausted(f"{where}: {what} ({named(error)})", transient=True)
+    shortage.__cause__ = error
+    return shortage
 
 
 def words_of(error: BaseException, where: str) -> str:
     """The description of an exception of any package: a shortage with its place, any other with its class."""
-    told = shortage_of(error, where)
-    return named(error) if told is None else str(told)
+    shortage = shortage_of(error, where)
+    return named(error) if shortage is None else str(shortage)
 
 
 def named(error: BaseException) -> str:
@@ -318,7 +318,7 @@ def _shortage(error: BaseException) -> str | None:
     return None
 
 
-class shortages_told(contextlib.AsyncContextDecorator):
+class shortages_raised(contextlib.AsyncContextDecorator):
     """Raises RESOURCE_EXHAUSTED instead of what Python raises where a limit of the process or of the machine is reached.
 
     In a ``with`` statement, or as the decorator of a coroutine function.
@@ -336,9 +336,9 @@ class shortages_told(contextlib.AsyncContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        told = None if error is None else shortage_of(error, self._where)
-        if told is not None:
-            raise told from error
+        shortage = None if error is None else shortage_of(error, self._where)
+        if shortage is not None:
+            raise shortage from error
 
     async def __aenter__(self) -> None:
         return None

@@ -53,7 +53,7 @@ class RunControl:
 
     Attributes:
         deadline_ns: Absolute, on ``now``'s clock; None means no deadline.
-        loop_timeout_ns: What each WHILE may take.
+        loop_timeout_ns: Limit of each WHILE.
     """
 
     __slots__ = ("deadline_ns", "is_cancelled", "loop_timeout_ns", "now")
@@ -91,7 +91,7 @@ class _Step:
         operation: As the model has it.
         contract: Its meaning; None for control flow, and for what only extensions know.
         outputs: Its output operands.
-        kept: What is derived from constants alone.
+        kept: Values that are derived from constants alone.
         drops: Temporaries that are not used after it.
     """
 
@@ -252,12 +252,12 @@ class Interpreter:
         for index, array in zip(subgraph.input_indexes, inputs, strict=True):
             # A value keeps its array and takes the type and quantisation that this subgraph declares for it.
             values[index] = None if array is None else Tensor(operands[index], array)
-        is_told = _logger.isEnabledFor(logging.DEBUG)
+        is_logged = _logger.isEnabledFor(logging.DEBUG)
         for position, step in enumerate(plan.steps):
             control.check()
             try:
                 self._run_step(step, operands, values, control)
-                if is_told:
+                if is_logged:
                     _logger.debug("%s: %s", _where(subgraph_index, position, step), _shapes(step, values))
             except Error as e:
                 if not (e.args and str(e.args[0]).startswith("subgraph ")):

@@ -1,7 +1,7 @@
 """The least that a model in another process costs: LiteRT behind two eventfds and one piece of shared memory.
 
-No runtime, no checks, no event loop, one model and one caller, who blocks. What is slower than this in-process is the price of the
-other process on this machine; what is slower than this is ours.
+No runtime, no checks, no event loop, one model and one caller, who blocks. The difference to this in-process is the price of the
+other process on this machine; a further one is the price of aionn.
 
 Run as a program it is the other process: `python -m benchmarks.bare_process MODEL MEMORY_FD ASKED_FD ANSWERED_FD`.
 """

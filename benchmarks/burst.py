@@ -1,4 +1,4 @@
-"""What a burst costs: the round trip of a tiny execution, a camera frame through it, and two bursts at once.
+"""The cost of a burst: the round trip of a tiny execution, a camera frame through it, and two bursts concurrently.
 
 Peers, in the same run and on the same event loop: a bare eventfd echo (a process that answers every write to one eventfd by a write
 to another: by way of the kernel nothing between two processes can be quicker), a `multiprocessing.Queue` pair that carries a small
@@ -172,11 +172,11 @@ if len(os.sched_getaffinity(0)) > 1:
         ", one processor": ({_first}, {_first}),
         ", a processor each": ({_first}, {_second}),
     }
-"""Where our end and the other's may run; None where the kernel puts them."""
+"""Processors of our end and of the other end; None where the kernel puts them."""
 
 
 def place(where: str, pids: Iterable[int]) -> None:
-    """Moves this process and all threads of the others."""
+    """Moves this process and all threads of the other ones."""
     ours, theirs = PLACES[where] or (ALL_PROCESSORS, ALL_PROCESSORS)
     os.sched_setaffinity(0, ours)
     for pid in pids:
@@ -248,7 +248,7 @@ class Pools:
 async def opened_burst(
     model: Model, *, count: int = 1, devices: int = 1, pids: set[int] | None = None, polling_us: int = 0
 ) -> AsyncIterator[list[Trip]]:
-    """Bursts of the model in driver processes, as calls of one execution each; ``pids`` is told of the processes."""
+    """Bursts of the model in driver processes, as calls of one execution each; ``pids`` gets the numbers of the processes."""
     async with anyio.create_task_group() as tasks:
         trips: list[Trip] = []
         opened = [RemoteDevice("reference", "reference", tasks) for _ in range(devices)]
@@ -442,7 +442,7 @@ def frames(report: Report, kind: str, new_loop: Loop, chosen: Options) -> None:
     )
 
 
-# Two at once
+# Two concurrently
 
 
 async def _rate(trips: list[Trip]) -> float:

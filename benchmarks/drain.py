@@ -3,7 +3,7 @@
 ``python -m benchmarks.drain [--count 200] [--streams 3] [--driver reference] [--model FILE] [--json] [--quick]`` starts a server
 each time, sends it SIGTERM at a random moment of the streams, and counts. A frame is accepted when the server has read it, which
 the queue of its burst shows; an accepted frame is lost unless its result is right, or it is rejected with the reason. Each round
-has one of these conditions in turn: plain; applications that connect at the same time; compilations under way; a client that says
+has one of these conditions in turn: plain; applications that connect at the same time; compilations under way; a client that sends
 nothing; one that is stopped (SIGSTOP) with frames under way; two SIGTERMs within a millisecond.
 
 Columns: rounds; frames with a result, rejected, unread (sent when the server had ended) and lost; exit statuses; time from SIGTERM
@@ -42,7 +42,7 @@ START_S_MAX = 60.0
 
 
 class Counts:
-    """What became of the frames of a round."""
+    """The fate of the frames of a round."""
 
     def __init__(self) -> None:
         self.ended = self.rejected = self.unread = self.lost = 0
@@ -183,9 +183,9 @@ async def one_round(form: str, work: Work, streams: int, numbers: random.Random)
             took_s = time.monotonic() - began_s
             await asyncio.wait_for(asyncio.gather(*tasks, *others), START_S_MAX)
             assert server.stderr is not None
-            told = server.stderr.read().decode()
-            if told:
-                counts.problems[told[-200:]] += 1
+            written = server.stderr.read().decode()
+            if written:
+                counts.problems[written[-200:]] += 1
             return counts, status, took_s
         finally:
             for sock in socks:

@@ -1,4 +1,4 @@
-"""What fences cost: chains, awaits, memory, merging, and the way from a signal in one process to a task in another.
+"""The cost of fences: chains, awaits, memory, merging, and the way from a signal in one process to a task in another.
 
 Peers, in the same run and on the same event loop: awaiting fresh futures one after the other (what a runtime without fences
 does between executions), awaiting a finished future, and a bare eventfd with `add_reader`.
@@ -49,7 +49,7 @@ from benchmarks.rows import (
 CHAIN_LENGTHS = (10, 100, 1000, 5000)
 TURN_LENGTHS = (1, 10, 1000, 100_000)
 NOTICE_NS = 60_000
-"""How long the signalling process waits after it was told to go: several times what the other needs to fall asleep."""
+"""Time for which the signalling process waits after its start signal: several times what the other needs to fall asleep."""
 
 Measured = Callable[[int], Coroutine[Any, Any, float]]
 

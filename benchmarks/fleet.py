@@ -1,4 +1,4 @@
-"""What a network costs: an execution on a device of a node on loopback, a burst of the same device, and a bare TCP connection.
+"""The cost of a network: an execution on a device of a node on loopback, a burst of the same device, and a bare TCP connection.
 
 One process of `aionn serve` has a Unix socket and a port of loopback. In alternating blocks the same request is executed by a burst
 over the port, by a burst over the socket, and its bytes are exchanged with a process that answers as many bytes as the result has.

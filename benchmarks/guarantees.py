@@ -1,8 +1,8 @@
-"""What a guarantee is worth and what it costs: frames lost among admitted streams, sets admitted, best effort beside them,
+"""The worth and the cost of a guarantee: frames lost among admitted streams, sets admitted, best effort beside them,
 decisions.
 
 Random sets of periodic streams ask for reservations on described devices and run in virtual time over adversarial phasings, with
-exact durations unless a row says noise. Plain earliest deadline first and today's policy without reservations run on the same
+exact durations unless a row names noise. Plain earliest deadline first and today's policy without reservations run on the same
 arrivals. No wall clock is involved but for the cost of a decision, so the other figures are the same on every run.
 """
 
@@ -28,7 +28,7 @@ from aionn.scheduler.admission import (
 )
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.ledger import Ledger, ReservableSlot, Reservation
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.simulation.baselines import POLICIES
 from aionn.simulation.checkers import broken_guarantees
 from aionn.simulation.engine import Engine
@@ -156,7 +156,7 @@ def with_phases(drawn: Drawn, kind: str, seed: int = 0, span_ns: int = SPAN_NS) 
 
 @dataclass
 class Outcome:
-    """What some runs came to."""
+    """The results of some runs."""
 
     sets: int = 0
     streams: int = 0
@@ -170,7 +170,7 @@ class Outcome:
 
 
 def admit_by_test(drawn: Drawn, lower: Sequence[Piece] = ()) -> Admission:
-    """What the test alone admits on the slots of a set's device, first fit by falling share: nothing else runs there."""
+    """The streams that the test alone admits on the slots of a set's device, first fit by falling share; no others run."""
     device = drawn.scenario.devices[0]
     slots: list[list[Demand]] = [[] for _ in range(device.slots)]
     found = Admission({}, {})

@@ -1,4 +1,4 @@
-"""What metrics cost: a scrape of 1,000 series, the time for which it holds the event loop, and the same with `prometheus_client`.
+"""The cost of metrics: a scrape of 1,000 series, the time for which it holds the event loop, and the same with `prometheus_client`.
 
 Peer, in the same run: the package `prometheus_client`, which offers counters and histograms of its own, the text, and a server.
 aionn does not depend on it; without it the rows have no peer.

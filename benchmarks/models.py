@@ -1,4 +1,4 @@
-"""What the way to the LiteRT driver costs: models through a burst to the driver process, against LiteRT's own interpreter.
+"""The cost of the way to the LiteRT driver: models through a burst to the driver process, against LiteRT's own interpreter.
 
 Peer, in the same run: LiteRT's `Interpreter` with the same file and one thread, in this process: `set_tensor`, `invoke`,
 `get_tensor`.
@@ -15,10 +15,10 @@ How each figure is taken:
   due, for mobilenet in float32: through two bursts to the driver process, and with two interpreters on two threads of this
   process. A block is one search by halving. Left out where LoadGen is not installed.
 - Capabilities (`--capabilities`): the least time of one execution, over the reference device's, both in this process and on one
-  thread. `aionn.drivers.litert.driver` has them as constants; this run says what they should be.
+  thread. `aionn.drivers.litert.driver` has them as constants; this run shows their right values.
 - The loop's holds: how long the event loop is busy between two looks at what is ready, while mobilenet runs through a burst and a
   timer of 1 ms ticks beside it. The frame's copy into shared memory is among them. How late that timer fires is shown too: there
-  the kernel has its say, which may have put the model on the loop's processor; "at work" is the loop thread's processor time alone.
+  the kernel may have put the model on the loop's processor; "at work" is the loop thread's processor time alone.
   Python's collector is kept out of it.
 """
 
@@ -344,7 +344,7 @@ async def measure(report: Report, quick: bool, only: str, selector: WatchedSelec
 
 
 async def capabilities(report: Report, rounds: int) -> None:
-    """Rows for what `aionn.drivers.litert.driver` says of its speed."""
+    """Rows for the speed that `aionn.drivers.litert.driver` declares."""
     async with aionn.open(drivers=["litert-cpu", "reference"], isolation="in_process") as runtime:
         for form in ("float", "int8"):
             path = find_model(f"{MOBILENET}_{form}")

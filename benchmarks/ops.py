@@ -1,10 +1,10 @@
-"""What the operations compute, and how fast, against LiteRT: every model that is there, the same inputs, the same run.
+"""The results and the speed of the operations, against LiteRT: every model that is there, the same inputs, the same run.
 
 Ours is the reference driver behind the public interface, in this process. Both have one thread.
 
 How each figure is taken:
 - Float models: for each sample the largest difference to LiteRT's default kernels, divided by the output's largest magnitude;
-  the worst sample counts. Beside it stands the same figure between LiteRT's default kernels and its own reference kernels
+  the worst sample counts. Beside it is the same figure between LiteRT's default kernels and its own reference kernels
   (`BUILTIN_REF`): what the order of additions alone can do.
 - Integer models: bytes that differ from LiteRT's reference kernels, over all samples.
 - Class: samples whose largest output is another one than that of the kernels above.
@@ -84,7 +84,7 @@ def relative(ours: Array, theirs: Array) -> float:
 
 
 def agreement(report: Report, path: Path, ours: Run, sample_count: int) -> None:
-    """The rows that say whether the answers are LiteRT's."""
+    """The rows that compare the answers with those of LiteRT."""
     reference = Engine(path, OpResolverType.BUILTIN_REF)
     samples = reference.quantised(real_samples(path, reference.input_shape, sample_count))
     is_float = reference.output["dtype"] == np.float32
@@ -119,7 +119,7 @@ def agreement(report: Report, path: Path, ours: Run, sample_count: int) -> None:
 
 
 def speed(report: Report, path: Path, ours: Run, *, rounds: int, executions: int) -> None:
-    """The row that says how fast a model is."""
+    """The row of the speed of a model."""
     theirs = Engine(path, OpResolverType.BUILTIN_REF)
     x = theirs.quantised(draw(path.name, theirs.input_shape, 1))[0]
 

@@ -1,16 +1,16 @@
-"""What the death of a driver process costs: until the application has the error, and until it has the next answer.
+"""The cost of the death of a driver process: until the application has the error, and until it has the next answer.
 
 Both contenders are runtimes with the reference driver, open in one application, one with spare processes and one without. In turns
 the driver process of one is killed while a burst executes the shipped digits model.
 
 How each figure is taken:
-- "error": from the kill until the pending execution raises DEAD_OBJECT. Most of it is the kernel's: it takes the process's memory
+- "error": from the kill until the pending execution raises DEAD_OBJECT. The kernel needs most of it: it takes the process's memory
   back before it closes the socket. "hang-up" is that part: until a thread that only waits for it has seen it.
-- "answer": from the kill until the model is compiled again and an execution of it has been answered. The application asks at once.
+- "answer": from the kill until the model is compiled again and an execution of it has been answered. It asks immediately.
 - Before each kill the device has served for longer than what counts as a short life, and its spare process is ready. How long a
   device must have served before it gets one is shortened, so that thirty deaths take minutes.
 - p99 of thirty deaths is the worst.
-- "memory" is what the spare process has for itself (Private_Clean and Private_Dirty of smaps_rollup); "start" is the processor
+- "memory": the pages of the spare process alone (Private_Clean and Private_Dirty of smaps_rollup); "start" is the processor
   time that it took until it was ready.
 """
 
@@ -36,7 +36,7 @@ from benchmarks.rows import Options, Report, alternating, at_most, compare, opti
 MODEL = Path(__file__).resolve().parents[1] / "examples" / "data" / "digits_float.tflite"
 DEATHS, DEATHS_QUICK = 30, 6
 LIFE_S = 1.2
-"""How long a process serves before it is killed: longer than a short life."""
+"""Time for which a process serves before it is killed: longer than a short life."""
 
 READY_S_MAX = 120.0
 ANSWER_MS_MAX = 300.0

@@ -1,8 +1,8 @@
-"""What every benchmark has in common: alternating blocks, ratios with intervals, rows of figures, event loops, a quiet collector.
+"""The common part of all benchmarks: alternating blocks, ratios with intervals, rows of figures, event loops, a quiet collector.
 
 Method: the contenders take turns in blocks, forwards and then backwards (A B B A), so that a slow drift of the machine
 falls on all alike. A block yields one number (usually its median). The value of a contender is the median of its
-blocks; the ratio of two comes with a 95 % interval from resampling their blocks, and a goal is met only if the worse end
+blocks; the ratio of two comes with a 95 % interval from resampling their blocks, and a goal counts as reached only if the worse end
 of that interval meets it.
 
 A benchmark is a module with `main()`, run as `python -m benchmarks.NAME [--json] [--quick]`.
@@ -51,7 +51,7 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     json: bool
     quick: bool

@@ -1,8 +1,8 @@
-"""What the runtime adds to a driver: one execution of a tiny model, and compiling a large one from the cache.
+"""The cost of the runtime beside that of a driver: one execution of a tiny model, and compiling a large one from the cache.
 
 How each figure is taken:
-- One execution: `await net.execute([x])` of a model with one operation, the driver in this process. Its peer is what no runtime can
-  do without: the driver's own call with a request that is made once, on a thread of a pool, awaited by the loop. A block is 300
+- One execution: `await net.execute([x])` of a model with one operation, the driver in this process. Its peer is the lower bound
+  for a runtime: the driver's own call with a request that is made once, on a thread of a pool, awaited by the loop. A block is 300
   executions; its number is their p50.
 - From the cache: `runtime.compile(path, cache_dir=..., cache_token=...)` of MobileNet v2 where the models are at hand, else of the
   shipped model for shapes. Its peer is the same compilation anew. The file of the model, and what the cache keeps, are in the page

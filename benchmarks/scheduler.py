@@ -1,13 +1,13 @@
-"""How much of what could be done on time is done on time: our policy against the offline bound and the policies of others.
+"""The share of the possible work that is done on time: our policy against the offline bound and other policies.
 
 Every workload of `benchmarks/workloads` runs on two sets of devices, at several loads, under several seeds, in virtual time with
-exact durations. The load is work per time over what the devices can do at best; HIGH streams keep their rates, the others are
+exact durations. The load is work per time over what the devices can do at best; HIGH streams keep their rates, other ones are
 scaled. The bound is the linear program of `aionn.simulation.bound`: all arrivals known beforehand, free migration, HIGH first, then
 MEDIUM, then LOW. All policies see the same arrivals; ratios are paired by seed. No wall clock is involved but for the cost of a
-decision and the real device at the beginning, so the figures are the same on every run. What is planned and preempted is checked
+decision and the real device at the beginning, so the figures are the same on every run. Plans and preemptions are checked
 at every decision.
 
-The bound of an instance is not solved for where our policy serves every request that a device could serve at all: then it is met.
+The bound of an instance is not solved for where our policy serves every request that a device could serve at all: it is reached.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import aionn
 from aionn.hal import Priority
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import Action, DeviceSlot
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.simulation.baselines import POLICIES
 from aionn.simulation.bound import fluid_rate, on_time_bound, requests_of, total_bound
 from aionn.simulation.checkers import Watched
@@ -85,7 +85,7 @@ def scaled(name: str, devices: str, load: float) -> Workload:
 
 
 def on_time(engine: Engine) -> dict[Priority, int]:
-    """How many ended on time, by priority."""
+    """Number of those that ended on time, by priority."""
     counts = dict.fromkeys(Priority, 0)
     streams = engine.scenario.workload.stream
     for outcome in engine.outcomes:
@@ -97,7 +97,7 @@ def on_time(engine: Engine) -> dict[Priority, int]:
 
 @dataclass
 class Instance:
-    """What one instance came to."""
+    """The result of one instance."""
 
     case: tuple[str, str, float, int]
     counts: dict[str, dict[Priority, int]] = field(default_factory=dict)
@@ -208,10 +208,10 @@ def add_ratios(report: Report, instances: Sequence[Instance]) -> None:
 
 
 def add_comparisons(report: Report, instances: Sequence[Instance]) -> None:
-    """Against EDF with early abort, seed by seed; and what EDF gives up where it ends more.
+    """Against EDF with early abort, seed by seed; and the classes that EDF sacrifices where it ends more.
 
     EDF knows no classes. No policy that keeps them, or that lets HIGH wait for one operation alone, is above it on every run:
-    ``tests/simulation/test_limits.py`` plays the smallest of them. What EDF itself loses by the second rule is the last row.
+    ``tests/simulation/test_limits.py`` plays the smallest of them. The last row is the loss of EDF itself by the second rule.
     """
     order = sorted(Priority, reverse=True)
     count = f"/{len(instances)}"
@@ -227,9 +227,9 @@ def add_comparisons(report: Report, instances: Sequence[Instance]) -> None:
                 differing[0] if i.counts[peer][differing[0]] < i.counts["plan"][differing[0]] else None
             ] += 1
         part = f"/{len(below)}"
-        report.add(single("  it gives up HIGH for them", part, [gives_up[Priority.HIGH]]))
-        report.add(single("  it gives up MEDIUM, HIGH being equal", part, [gives_up[Priority.MEDIUM]]))
-        report.add(single("  it gives up neither", part, [gives_up[None]]))
+        report.add(single("  it ends fewer HIGH ones", part, [gives_up[Priority.HIGH]]))
+        report.add(single("  it ends fewer MEDIUM ones, HIGH being equal", part, [gives_up[Priority.MEDIUM]]))
+        report.add(single("  it ends no fewer of both", part, [gives_up[None]]))
         if peer == "edf-abort":
             beyond = [i for i in below if i.keeping is not None and i.total(peer) > i.keeping]
             report.add(single("  more than any schedule with our HIGH and MEDIUM", part, [len(beyond)]))
@@ -307,7 +307,7 @@ class Timed:
 
 
 def add_cost(report: Report) -> None:
-    """What a decision costs while 1,000 or more wait: a crowd with far deadlines, and the phone's streams on top."""
+    """The cost of a decision while 1,000 or more wait: a crowd with far deadlines, and the phone's streams on top."""
     mobile = read_workload(WORKLOADS / "mobile.toml")
     crowd = [
         Stream(

@@ -1,4 +1,4 @@
-"""How fast simulated time passes, and whether it passes the same way every time.
+"""The speed of simulated time, and whether it passes the same way every time.
 
 The same model is written once for each engine: timeouts (many processes that sleep again and again), and jobs that wait for a
 resource by priority. SimPy and an asyncio loop with a virtual clock are the peers; the engines take turns in blocks within one
@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.simulation.core import Core
 from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.workload import read_workload
@@ -38,7 +38,7 @@ HASHED_S = 2.0
 
 
 def timed(run: Callable[[], int]) -> float:
-    """How many per second: of what ``run`` counts, over its real time."""
+    """Number per second of the things that ``run`` counts, over its real time."""
     gc.collect()
     start = time.process_time()
     count = run()
@@ -93,7 +93,7 @@ def simpy_timeouts(events: int) -> int:
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """The least that lets asyncio run in virtual time: instead of waiting, the clock goes on."""
+    """The least that lets asyncio run in virtual time: instead of waiting, the clock advances."""
 
     class _Selector(selectors.SelectSelector):
         loop: VirtualLoop

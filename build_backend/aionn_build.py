@@ -3,7 +3,7 @@
 Owns these decisions:
 
 1. The C files of `fmq` are compiled by the compiler of the machine ($CC, or cc, gcc or clang on PATH), or by `zig cc` out of the
-   `ziglang` wheel where there is none, or where a wheel for a named platform is wanted (`-C platform=musllinux_1_2_aarch64`).
+   `ziglang` wheel where that is missing, or where a wheel for a named platform is wanted (`-C platform=musllinux_1_2_aarch64`).
 2. A free-threaded Python is rejected.
 3. The same files give the same archive, byte for byte: a wheel is built in a folder of its own, so that no file of an earlier
    build gets into it, and an sdist is written in order, with SOURCE_DATE_EPOCH as all times.
@@ -12,8 +12,8 @@ Everything else is handed to `setuptools.build_meta` as it is. That an editable 
 type checkers and editors read, and not an import hook, which they cannot, follows from `package-dir` in pyproject.toml.
 
 Facts that the use of zig rests on: `zig cc` links against the C library version named in its target, so an old one is
-named and the result runs on older machines than the build; it instruments for undefined behaviour unless told to
-optimise; it keeps a cache under the home directory unless told where, and a build container may have no home.
+named and the result runs on older machines than the build; it instruments for undefined behaviour unless it is asked to
+optimise; it keeps a cache under the home directory unless it is given another place, and a build container may have no home.
 """
 
 from __future__ import annotations
@@ -139,19 +139,19 @@ def _with_zig(requirements: list[str], settings: _Settings = None) -> list[str]:
 
 
 def get_requires_for_build_wheel(config_settings: _Settings = None) -> list[str]:
-    """What a wheel build needs besides `build-system.requires`."""
+    """The requirements of a wheel build besides `build-system.requires`."""
     _check_python()
     return _with_zig(_setuptools.get_requires_for_build_wheel(config_settings), config_settings)
 
 
 def get_requires_for_build_editable(config_settings: _Settings = None) -> list[str]:
-    """What an editable build needs besides `build-system.requires`."""
+    """The requirements of an editable build besides `build-system.requires`."""
     _check_python()
     return _with_zig(_setuptools.get_requires_for_build_editable(config_settings))
 
 
 def get_requires_for_build_sdist(config_settings: _Settings = None) -> list[str]:
-    """What an sdist needs besides `build-system.requires`: nothing is compiled."""
+    """The requirements of an sdist besides `build-system.requires`: nothing is compiled."""
     return _setuptools.get_requires_for_build_sdist(config_settings)
 
 
@@ -187,7 +187,7 @@ def build_wheel(
 def build_editable(
     wheel_directory: str, config_settings: _Settings = None, metadata_directory: str | None = None
 ) -> str:
-    """Builds the editable wheel; the extension module lies beside its source in the tree."""
+    """Builds the editable wheel; the extension module is beside its source in the tree."""
     _check_python()
     with _compiler():
         return _setuptools.build_editable(wheel_directory, config_settings, metadata_directory)

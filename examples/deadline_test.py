@@ -12,7 +12,7 @@ from aionn.testing import SimulatedDevice, models
 pytestmark = [pytest.mark.asyncio, pytest.mark.aionn(virtual_time=True)]
 
 
-async def test_urgent_work_overtakes_and_late_work_is_told(virtual_clock):
+async def test_urgent_job_overtakes_and_late_job_is_reported(virtual_clock):
     x = np.arange(4, dtype=np.float32)
     async with aionn.open(devices=[SimulatedDevice("npu", run_time_s=0.020)]) as runtime:
         net = await runtime.compile(models.identity((4,)))

@@ -30,7 +30,7 @@ class Chain(Timeline):
 
     Args:
         after: The fence that the first work waits for; None starts immediately.
-        name: How errors name it; None for a name made from its address.
+        name: Its name in errors; None for a name made from its address.
         clock: Where signal times come from; None for the clock of all fences.
     """
 

@@ -4,7 +4,7 @@ Owns: the socket pair behind an exported fence, the record in it, the check that
 what happens to it at ``fork``. Refuses to own: the fence's state in memory, event loops, passing descriptors along.
 
 The form. An exported fence is a connected pair of Unix SEQPACKET sockets. The *exporting end* never leaves the process that
-may finish the fence; the *importing end* is what ``fileno`` gives and what is duplicated into other processes.
+may finish the fence; ``fileno`` gives the *importing end*, which is duplicated into other processes.
 Finishing sends one packet, the record (status, time, cause), and closes the exporting end. Hence, for every holder of
 a duplicate:
 

@@ -63,7 +63,7 @@ class SyncFence:
     leaving it closes it.
 
     Args:
-        name: How errors name it; None for a name made from its address.
+        name: Its name in errors; None for a name made from its address.
     """
 
     __slots__ = ("__weakref__", "_more", "_name", "_next", "_outcome", "_port", "_vacant")
@@ -103,7 +103,7 @@ class SyncFence:
 
         Args:
             fd: The descriptor.
-            name: How errors name the fence here; None for a name of its own.
+            name: Name of the fence in errors here; None for a name of its own.
             reads_record: Whether its record is read: when it was signalled, or why it has failed. False where another holder of a
                 duplicate is not trusted: it can delay each reader in the kernel (``fences.descriptor``). Then the time is that
                 of looking, and the error of a failure has no text of its cause.
@@ -161,7 +161,7 @@ class SyncFence:
 
     @property
     def error(self) -> FenceError | None:
-        """Why it failed, as a new exception with ``origin`` and ``__cause__``; None unless it has."""
+        """The reason of its failure, as a new exception with ``origin`` and ``__cause__``; None unless it has."""
         if self._outcome is None and self._port is not None:
             self._poll_descriptor()
         return self._outcome.error() if isinstance(self._outcome, Failure) else None
@@ -251,7 +251,7 @@ class SyncFence:
         """Block this thread until the fence is signalled: True, or False if the time is over first.
 
         Args:
-            timeout_ns: How long at most, in ns of CLOCK_MONOTONIC; 0 only looks; None waits without limit.
+            timeout_ns: Longest wait, in ns of CLOCK_MONOTONIC; 0 only looks; None waits without limit.
 
         Raises:
             FenceError: the fence failed.
@@ -297,7 +297,7 @@ class SyncFence:
 
         Args:
             work: Called at most once, as a plain call in the thread that finishes this fence; must not block.
-            name: How errors name the new fence.
+            name: Name of the new fence in errors.
         """
         chained = ChainedFence(work, name)
         if self._port is None:

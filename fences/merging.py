@@ -118,7 +118,7 @@ def merge(fences: Iterable[SyncFence], name: str | None = None) -> SyncFence:
 
     Args:
         fences: The fences, in any order, repeated or not, merges among them.
-        name: How errors name the result.
+        name: Name of the result in errors.
     """
     parts: dict[SyncFence, None] = {}
     points: dict[Timeline, PointFence] = {}
@@ -152,7 +152,7 @@ def first(fences: Iterable[SyncFence], name: str | None = None) -> SyncFence:
 
     Args:
         fences: At least one fence, in any order, repeated or not, results of ``first`` among them.
-        name: How errors name the result.
+        name: Name of the result in errors.
 
     Raises:
         ValueError: there are no fences.

@@ -63,7 +63,7 @@ def recv_fence(sock: socket.socket, name: str | None = None) -> SyncFence:
 
     Args:
         sock: A connected Unix socket; its time-out holds, and non-blocking it raises instead of waiting.
-        name: How errors name the fence here.
+        name: Name of the fence in errors here.
 
     Raises:
         EOFError: the other side closed the connection.

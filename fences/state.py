@@ -4,7 +4,7 @@ Owns: ``FenceStatus``, the exceptions, ``Failure`` (why a fence failed, held in 
 cause in a form that crosses a process). Refuses to own: fences, descriptors, waiting.
 
 Invariants:
-1. A ``FenceState`` decoded from a peer is checked in full before anything of it is used; what does not fit is refused.
+1. A ``FenceState`` decoded from a peer is checked in full before anything of it is used; one that does not fit is refused.
 2. An encoded ``FenceState`` never exceeds ``RECORD_BYTES_MAX``, so that one packet always carries it: long texts are cut.
 3. A failure keeps the name of the fence at which it began, through chains, merges and processes.
 """
@@ -27,7 +27,7 @@ TEXT_CHARACTERS_MAX = 480
 """Of one text in a record. Three texts of four bytes a character fit ``RECORD_BYTES_MAX`` with room for any escape."""
 
 TIME_NS_MAX = 2**63 - 1
-"""The last moment of a signed 64-bit clock, which is what the kernel keeps."""
+"""The last moment of a signed 64-bit clock, as the kernel keeps it."""
 
 
 class FenceStatus(enum.Enum):
@@ -85,7 +85,7 @@ class RemoteCause(Exception):
 
 
 class Failure:
-    """Why a fence failed. One record is shared by a fence and all its dependants; each raise makes a new exception."""
+    """The reason of a failed fence. One record is shared by a fence and all its dependants; each raise makes a new exception."""
 
     __slots__ = ("at_ns", "cause", "message", "origin")
 

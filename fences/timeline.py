@@ -36,7 +36,7 @@ class Timeline:
     """A monotonic counter: fences at points ahead are signalled when the counter reaches them.
 
     Args:
-        name: How errors name it; None for a name made from its address.
+        name: Its name in errors; None for a name made from its address.
         value: Where it starts, 0..2**64-1.
         clock: Where signal times come from if ``advance`` and ``fail`` are given none; None for the clock of all fences.
     """
@@ -77,7 +77,7 @@ class Timeline:
 
     @property
     def error(self) -> FenceError | None:
-        """Why it failed, as a new exception; None unless it has."""
+        """The reason of its failure, as a new exception; None unless it has."""
         return None if self._failure is None else self._failure.error()
 
     @property

@@ -7,9 +7,9 @@
  *  1. A message is copied into private memory once. The copy is compared, all of its bytes, with a message that was added;
  *     the call is made with the words that were added with that one, and no word of the message is ever used but its times,
  *     which are only compared with a clock.
- *  2. What is not known, late, not permitted or finds no slot stays in the queue, for Python to read.
- *  3. A call holds a slot while it runs; one that was closed meanwhile is reported to Python.
- *  4. An entry lives until no call uses it: what is removed meanwhile is dropped by the thread of the call, with the lock.
+ *  2. A message that is unknown, late, not permitted or without a slot stays in the queue, for Python to read.
+ *  3. A call holds a slot while it runs; one that was closed during the call is reported to Python.
+ *  4. An entry lives until no call uses it: one that is removed before that is dropped by the thread of the call, with the lock.
  */
 #include "_native.h"
 
@@ -75,7 +75,7 @@ static uint64_t time_at(const uint8_t *bytes)
     return value;
 }
 
-/* Whether a private copy of a message is the one that was added: all bytes outside of its times, and times that are none
+/* Whether a private copy of a message is the one that was added: all bytes outside of its times, and times that are absent
  * (UINT64_MAX) or not negative. The first one is the deadline. */
 static int is_message(const Entry *e, const uint8_t *message, uint32_t length, int64_t *deadline)
 {
@@ -113,7 +113,7 @@ static Entry *begin_entry(Answers *a, const uint8_t *message, uint32_t length, i
     return found;
 }
 
-/* The entry is not busy any more; whether some were removed meanwhile, which the caller drops with the lock of Python. */
+/* The entry is not busy any more; whether some were removed during the call, which the caller drops with the lock of Python. */
 static int end_entry(Answers *a)
 {
     pthread_mutex_lock(&a->lock);
@@ -197,7 +197,7 @@ static Event answer_messages(Answers *a, Ring *requests, Ring *results)
 }
 
 PyDoc_STRVAR(answers_serve_doc, "serve(requests, results)\n--\n\nAnswers messages by their calls until Python is needed: None where "
-             "the queue says why, else (call, slot to release or -1, status, began_ns, ended_ns) of a call that was made.");
+             "the queue has the reason, else (call, slot to release or -1, status, began_ns, ended_ns) of a call that was made.");
 static PyObject *answers_serve(Answers *a, PyObject *args)
 {
     PyObject *from, *to;

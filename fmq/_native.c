@@ -88,7 +88,7 @@ static void futex_wake(_Atomic uint32_t *word, uint32_t bits)
     syscall(SYS_futex, word, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, bits);
 }
 
-/* None is NEVER; otherwise nanoseconds from now, saturating. Returns -1 with an exception for what is no timeout. */
+/* None is NEVER; otherwise nanoseconds from now, saturating. Returns -1 with an exception if it is not a timeout. */
 static int64_t deadline_from(PyObject *timeout)
 {
     if (timeout == NULL || timeout == Py_None)
@@ -210,7 +210,7 @@ static inline uint64_t beyond_whole(const Ring *r, uint64_t bytes)
     return r->quantum_mask != UINT64_MAX ? bytes & r->quantum_mask : bytes % r->quantum;
 }
 
-/* What is written and not read, 0 to size; -1 (as UINT64_MAX) if the pair is impossible. */
+/* Bytes that are written and not read, 0 to size; -1 (as UINT64_MAX) if the pair is impossible. */
 static inline uint64_t used_bytes(const Ring *r, uint64_t write, uint64_t read)
 {
     uint64_t used = write - read;
@@ -300,7 +300,7 @@ static int overflow(Ring *r, uint64_t write)
     r->overflows++;
     r->read_index = r->seen_write = write;
     PyObject *error = PyObject_CallFunction(Overflow, "sK",
-        "queue: the writer overtook this reader; reading goes on with what is written from now on",
+        "queue: the writer overtook this reader; reading continues with the data that are written from now on",
         (unsigned long long)lost);
     if (error != NULL) {
         PyErr_SetObject(Overflow, error);
@@ -336,7 +336,7 @@ static int still_whole(Ring *r)
     return overflow(r, write);
 }
 
-/* Nobody but this endpoint writes its counter: another value is corruption, or a second reader. */
+/* Only this endpoint writes its counter: another value is corruption, or a second reader. */
 static inline int own_read_counter(Ring *r)
 {
     if (r->flavour != SYNCHRONIZED)
@@ -367,7 +367,7 @@ static inline int writable(Ring *r, uint64_t need)
     if (__builtin_expect(own != r->write_index, 0))
         return corrupt(r, "own write counter changed by another", r->write_index, own);
     if (__builtin_expect(!r->mask && r->write_index + need < r->write_index, 0))
-        return corrupt(r, "write counter would pass 2^64 in a ring that is no power of two", 0, r->write_index);
+        return corrupt(r, "write counter would pass 2^64 in a ring whose size is not a power of two", 0, r->write_index);
     if (r->flavour != SYNCHRONIZED)
         return 1;
     return r->size - (r->write_index - r->seen_read) >= need ? 1 : look_for_space(r, need);
@@ -377,8 +377,8 @@ static inline int writable(Ring *r, uint64_t need)
 
 /* Wakes by reading. The peer shares the open file and can make it blocking, full or empty at any moment. A write has no flag of
  * its own against blocking: eventfd refuses RWF_NOWAIT there, and between a look at O_NONBLOCK and the write the peer can change
- * both. A read has. So the eventfd is a semaphore that starts with more than anybody can take (queue.py), every poke takes one, and
- * what the kernel tells those who poll it, that there is room for writers, is the wake (watch_init). */
+ * both. A read has. So the eventfd is a semaphore that starts with more than all endpoints can take (queue.py), every poke takes
+ * one, and by that the kernel wakes the processes that poll it for room to write (watch_init). */
 static void poke_eventfd(int fd)
 {
     uint64_t taken;
@@ -436,7 +436,7 @@ static inline void publish_write(Ring *r, uint64_t bytes)
         POINT(5);
 }
 
-/* Returns 0, or -1 if an unsynchronized reader has been overtaken meanwhile. */
+/* Returns 0, or -1 if an unsynchronized reader has been overtaken since. */
 static inline int publish_read(Ring *r, uint64_t bytes)
 {
     POINT(14);
@@ -485,7 +485,7 @@ static inline void copy_out(Ring *r, uint64_t index, void *target, uint64_t byte
 
 static int look(Ring *r, int reader, uint64_t need) { return reader ? readable(r, need) : writable(r, need); }
 
-/* Comes back from waiting without the GIL: gives up the memory if the endpoint was closed meanwhile. */
+/* Comes back from waiting without the GIL: unmaps the memory if the endpoint was closed during the wait. */
 static int came_back(Ring *r)
 {
     r->inside--;
@@ -500,7 +500,7 @@ static int came_back(Ring *r)
 /* Watches a counter until it changes, or until then. Without the GIL. */
 static void watch_counter(_Atomic uint64_t *counter, uint64_t seen, int64_t until)
 {
-    /* Not at once, and ever more rarely: each look takes the counter's line from the peer, who is about to write it. */
+    /* Not immediately, and ever more rarely: each look takes the counter's line from the peer, who is about to write it. */
     for (int pauses = 32; now_ns() < until; pauses = pauses < SPIN_PAUSES_MAX ? 2 * pauses : pauses) {
         for (int i = 0; i < pauses; i++)
             relax();
@@ -617,7 +617,7 @@ static int check_elements(Ring *r, uint64_t bytes, int exactly_one)
     return bytes > r->size ? too_large(r, bytes) : 0;
 }
 
-/* A count of elements as bytes; UINT64_MAX with an exception if it is none or more than the capacity. */
+/* A count of elements as bytes; UINT64_MAX with an exception if it is not a count, or exceeds the capacity. */
 static uint64_t count_to_bytes(Ring *r, PyObject *count)
 {
     Py_ssize_t n = PyNumber_AsSsize_t(count, PyExc_OverflowError);
@@ -772,7 +772,7 @@ static PyObject *ring_read_many_into(Ring *r, PyObject *target) { return read_in
 
 /* ---- transactions ---- */
 
-/* The one or two views of `bytes` from `index` on, as a tuple. Making them may run the collector, and that anybody's
+/* The one or two views of `bytes` from `index` on, as a tuple. Making them may run the collector, and that any
  * finaliser, so the view is held and the endpoint looked at again. */
 static PyObject *regions(Ring *r, PyObject *view, uint64_t index, uint64_t bytes)
 {
@@ -944,7 +944,7 @@ static void put_message(Ring *r, const Py_buffer *b, uint64_t whole)
     publish_write(r, whole);
 }
 
-/* 1 with the length of the next message, checked against what is there; 0 when there is none; -1. */
+/* 1 with the length of the next message, checked against the bytes that are there; 0 without one; -1. */
 static int next_message(Ring *r, uint64_t *length)
 {
     if (r->quantum != 1)
@@ -1007,7 +1007,7 @@ done:
 PyDoc_STRVAR(write_message_doc, "write_message(payload)\n--\n\nAppends one message; False when it does not fit now.");
 static PyObject *ring_write_message(Ring *r, PyObject *payload) { return write_message(r, payload, 0, 0); }
 
-PyDoc_STRVAR(read_message_doc, "read_message()\n--\n\nTakes one message; None when there is none.");
+PyDoc_STRVAR(read_message_doc, "read_message()\n--\n\nTakes one message; None if the queue is empty.");
 static PyObject *ring_read_message(Ring *r, PyObject *unused)
 {
     uint64_t length;
@@ -1023,7 +1023,7 @@ static PyObject *ring_read_message(Ring *r, PyObject *unused)
 }
 
 PyDoc_STRVAR(write_message_blocking_doc, "write_message_blocking(payload, timeout_ns)\n--\n\nAppends one message, "
-             "waiting for room; False at the timeout. None waits for ever.");
+             "waiting for room; False at the timeout. None waits without a limit.");
 static PyObject *ring_write_message_blocking(Ring *r, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 2) {
@@ -1035,7 +1035,7 @@ static PyObject *ring_write_message_blocking(Ring *r, PyObject *const *args, Py_
 }
 
 PyDoc_STRVAR(read_message_blocking_doc, "read_message_blocking(timeout_ns)\n--\n\nTakes one message, waiting for it; "
-             "None at the timeout. A timeout of None waits for ever.");
+             "None at the timeout. A timeout of None waits without a limit.");
 static PyObject *ring_read_message_blocking(Ring *r, PyObject *timeout)
 {
     int64_t deadline = deadline_from(timeout);
@@ -1318,14 +1318,14 @@ static PyObject *wait_elements(Ring *r, int reader, PyObject *const *args, Py_ss
 }
 
 PyDoc_STRVAR(wait_readable_doc, "wait_readable(count, timeout_ns)\n--\n\nWaits until count elements can be read; False "
-                                "at the timeout. None waits for ever.");
+                                "at the timeout. None waits without a limit.");
 static PyObject *ring_wait_readable(Ring *r, PyObject *const *args, Py_ssize_t nargs)
 {
     return wait_elements(r, 1, args, nargs);
 }
 
 PyDoc_STRVAR(wait_writable_doc, "wait_writable(count, timeout_ns)\n--\n\nWaits until count elements can be written; "
-                                "False at the timeout. None waits for ever.");
+                                "False at the timeout. None waits without a limit.");
 static PyObject *ring_wait_writable(Ring *r, PyObject *const *args, Py_ssize_t nargs)
 {
     return wait_elements(r, 0, args, nargs);
@@ -1375,7 +1375,7 @@ static PyObject *ring_interrupt(Ring *r, PyObject *unused)
     if (r->state != OPEN && r->state != CORRUPT && r->state != SERVED)
         Py_RETURN_NONE;
     __atomic_store_n(&r->interrupted, 1, __ATOMIC_SEQ_CST); /* before the words change: ring_await_message */
-    /* Changing the word turns away a thread that has released the GIL but not yet gone to sleep. */
+    /* The changed word keeps a thread awake that has released the GIL and does not sleep yet. */
     if (r->reader_park != NULL) {
         wake_parked(r, r->reader_park, r->reader_event);
         wake_parked(r, r->writer_park, r->writer_event);
@@ -1773,7 +1773,7 @@ static PyMethodDef flag_methods[] = {
 };
 
 static PyGetSetDef flag_getset[] = {
-    {"_interruptions", (getter)flag_interruptions, NULL, "How often _interrupt() was called.", NULL},
+    {"_interruptions", (getter)flag_interruptions, NULL, "Number of calls of _interrupt().", NULL},
     {"value", (getter)flag_value, NULL, "The bits set now.", NULL},
     {NULL},
 };
@@ -1795,9 +1795,9 @@ static PyType_Spec flag_spec = {
 };
 
 /* ---------------------------------------------------------------------------------------------------------------- */
-/* What a task awaits: one side of an endpoint on one event loop (aio.py derives from it)                             */
+/* The object that a task awaits: one side of an endpoint on one event loop (aio.py derives from it)                */
 
-/* The protocol a Task has for awaited objects that are no Future: __await__ yields the object with
+/* The protocol a Task has for awaited objects other than a Future: __await__ yields the object with
  * _asyncio_future_blocking set, the Task asks get_loop() and hands its wake-up to add_done_callback(), and that asks
  * result(). The wake-up runs within readable(), where a Future would have it wait for the loop's next turn, which costs
  * about as much as the wake itself. */
@@ -1943,7 +1943,7 @@ static PyObject *watch_leave(Watch *w, PyObject *unused)
 }
 
 PyDoc_STRVAR(watch_take_doc, "_take(error)\n--\n\nEnds a wait with an error: (callback, context, queue) for the caller "
-                             "to call, or None where nobody waits.");
+                             "to call, or None if no task waits.");
 static PyObject *watch_take(Watch *w, PyObject *error)
 {
     if (w->callback == NULL)
@@ -1986,7 +1986,7 @@ static int watch_init(Watch *w, PyObject *args, PyObject *kwargs)
     if (w->loop != NULL)
         return misuse("watch: already initialised");
     /* Edges and not levels: there is always room in the semaphore, and an edge for each poke. A loop that is level-triggered
-     * watches the descriptor of this private epoll instead, which is readable from an edge until epoll_wait has told it. */
+     * watches the descriptor of this private epoll instead, which is readable from an edge until epoll_wait has returned it. */
     struct epoll_event edge = {.events = EPOLLOUT | EPOLLET, .data.fd = -1}, timer = {.events = EPOLLIN};
     w->poll_fd = epoll_create1(EPOLL_CLOEXEC);
     w->timer_fd = timer.data.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
@@ -1996,7 +1996,7 @@ static int watch_init(Watch *w, PyObject *args, PyObject *kwargs)
         watch_close(w);
         return -1;
     }
-    (void)epoll_wait(w->poll_fd, &edge, 1, 0); /* that there is room now is no poke */
+    (void)epoll_wait(w->poll_fd, &edge, 1, 0); /* the present room does not count as a poke */
     Py_INCREF(loop);
     w->loop = loop;
     w->fd = fd;
@@ -2052,9 +2052,9 @@ static PyMethodDef watch_methods[] = {
 static PyGetSetDef watch_getset[] = {
     {"_asyncio_future_blocking", (getter)watch_get_blocking, (setter)watch_set_blocking, "For the Task.", NULL},
     {"waiting", (getter)watch_get_waiting, NULL, "Whether a task waits.", NULL},
-    {"poll_fd", (getter)watch_get_poll_fd, NULL, "What the loop watches, -1 when left.", NULL},
+    {"poll_fd", (getter)watch_get_poll_fd, NULL, "The descriptor that the loop watches, -1 when left.", NULL},
     {"fd", (getter)watch_get_fd, NULL, "The eventfd that pokes go to.", NULL},
-    {"reader", (getter)watch_get_reader, NULL, "Which side of the endpoint.", NULL},
+    {"reader", (getter)watch_get_reader, NULL, "Whether it is the reading side of the endpoint.", NULL},
     {NULL},
 };
 

@@ -52,7 +52,7 @@ void ring_leave(Ring *r);
 int ring_is_left(Ring *r);
 /* No lock: waits for a message; 1 when there is one, -1 for Python to find out. */
 int ring_await_message(Ring *r);
-/* No lock: copies the next message into private memory; 0 when it is longer than that, or for Python to find out. */
+/* No lock: copies the next message into private memory; 0 if the message is longer than that, or for Python to find out. */
 int ring_copy_message(Ring *r, uint8_t *into, uint32_t bytes_max, uint32_t *length);
 /* No lock: takes the message of this length out of the queue. */
 void ring_take_message(Ring *r, uint32_t length);
@@ -66,9 +66,9 @@ void ring_put_message(Ring *r, const uint8_t *message, uint32_t length);
 
 /* With the lock: the number of slots of a permit; 0 for any other object. */
 int permit_slots_count(PyObject *object);
-/* No lock: takes a slot; its index, or -1 when there is none, or none may be taken. */
+/* No lock: takes a slot; its index, or -1 when all are taken, or none may be taken. */
 int permit_take(PyObject *permit, int64_t now);
-/* No lock: gives it; whether Python must release it, since the slots were closed meanwhile. */
+/* No lock: gives it; whether Python must release it, since the slots were closed during the call. */
 int permit_give(PyObject *permit, int slot);
 
 /* Frees an object of one of the module's types. */

@@ -30,7 +30,7 @@ typedef struct {
     } held[SLOTS_MAX];
 } Slots;
 
-/* The index of a slot, -1 when there is none. */
+/* The index of a slot, -1 when all are taken. */
 static int take_slot(Slots *s, uint64_t owner, int64_t now)
 {
     uint64_t word = atomic_load_explicit(&s->word, memory_order_relaxed);

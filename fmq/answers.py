@@ -62,7 +62,7 @@ class Answers(_Answers):
 
         Args:
             message: Its bytes, at most 4096.
-            answer: What is written when the call has succeeded, at most 4096 bytes.
+            answer: The bytes that are written when the call has succeeded, at most 4096.
             function: The address of `int f(uintptr_t, ..6)`. It must be safe to call in any thread, without the lock.
             words: For each slot the arguments of the call, at most 6.
             permit: Names the slots, and the owner that holds one during the call.

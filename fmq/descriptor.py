@@ -195,7 +195,7 @@ def check_descriptor(descriptor: MQDescriptor, fd_count: int) -> dict[int, int]:
 
     Args:
         descriptor: As it came.
-        fd_count: How many file descriptors came with it.
+        fd_count: Number of file descriptors that came with it.
 
     Returns:
         For each descriptor index that is memory, how many bytes of it the queue uses.

@@ -63,7 +63,7 @@ class MessageQueue(Ring):
         fds: This endpoint's own descriptors in the descriptor's order: memory, the caller's ring if there is one, the
             eventfds of reader and writer. They are closed by `close`.
         flavour: Synchronized or unsynchronized.
-        dtype: How `read_array` and `read_available_array` see an element; None where none was given.
+        dtype: The element type of `read_array` and `read_available_array`; None where none was given.
     """
 
     descriptor: MQDescriptor
@@ -142,10 +142,10 @@ class MessageQueue(Ring):
             count: Capacity in elements; a power of two of bytes is quickest.
             flavour: Synchronized or unsynchronized.
             event_flag: Whether the queue can be waited for (blocking calls, asyncio, the event flag's bits).
-            dtype: How arrays of elements look; its item size must be the quantum.
+            dtype: The element type of arrays; its item size must be the quantum.
             ring_fd: Memory of the caller's for the ring, sealed against shrinking and growing and at least `count`
                 times `quantum_bytes` large. It is duplicated and stays the caller's to close.
-            spin_ns: How long a blocking call watches the ring before it sleeps, if that has been enough of late;
+            spin_ns: Time for which a blocking call watches the ring before it sleeps, if that has been enough of late;
                 0 sleeps immediately. Without effect where the process may use only one processor.
 
         Raises:
@@ -189,8 +189,8 @@ class MessageQueue(Ring):
             descriptor: As it came; not trusted.
             fds: The descriptors that came with it, in order. They are duplicated and stay the caller's to close.
             reset: Whether to zero both counters; only one side may, and before anything is written.
-            quantum_bytes: What the caller expects; None takes any.
-            flavour: What the caller expects; None takes either.
+            quantum_bytes: The caller's expectation; None takes any.
+            flavour: The caller's expectation; None takes either.
             dtype: As in `create`.
             spin_ns: As in `create`.
 

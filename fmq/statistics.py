@@ -14,10 +14,10 @@ class Statistics(msgspec.Struct, frozen=True):
         written_count: Elements published by this endpoint.
         read_count: Elements taken by it.
         lost_count: Elements an unsynchronized reader was too slow for.
-        overflow_count: How often that happened.
-        wake_count: How often this endpoint found the peer asleep and woke it (each a system call).
-        park_count: How often it went to sleep itself.
-        spin_count: How often it began a wait by spinning.
+        overflow_count: Number of times that this happened.
+        wake_count: Number of times that this endpoint found the peer asleep and woke it (each a system call).
+        park_count: Number of times that it went to sleep itself.
+        spin_count: Number of times that it began a wait by spinning.
         available_to_read: Elements ready for it now.
         available_to_write: Elements it could write now without loss.
     """

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from tests.test_tidy import PACKAGES, imports_of, module_name, parse, read, unit_of
 from tests.test_tidy_rooms import FILES_PER_FOLDER_MAX, full_folders, knotted_modules
 
-BOX_WIDTH, BOX_HEIGHT, GAP, LAYER_HEIGHT = 132, 34, 14, 84
+BOX_WIDTH, BOX_HEIGHT, GAP, LAYER_HEIGHT = 150, 34, 14, 84
 """Pixels of the picture."""
 
 LINES_MIN = 10

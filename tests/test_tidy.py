@@ -454,7 +454,7 @@ def test_no_text_names_a_place_of_one_machine(tracked_texts):
         ("aionn/drivers/simulated.py", "import aionn.burst.server"),
         ("aionn/drivers/kit/blocking.py", "import aionn.drivers.reference"),
         ("aionn/drivers/registry.py", "import aionn.drivers.reference"),
-        ("aionn/scheduler/policy.py", "import aionn.drivers.registry"),
+        ("aionn/scheduler/planning_policy.py", "import aionn.drivers.registry"),
         ("aionn/service/host.py", "import aionn.drivers.reference"),
         ("aionn/runtime/open.py", "import aionn.drivers.reference"),
         ("aionn/runtime/open.py", "import aionn.media"),

@@ -10,7 +10,14 @@ from aionn.hal import Buffer, BufferDefaults, Burst, BurstDefaults, PreparedMode
 from tests.support.syntax_trees import nodes
 from tests.test_tidy import PACKAGES, ROOT, parse, read, report
 
-USERS = ("aionn/burst/", "aionn/drivers/", "aionn/runtime/", "aionn/scheduler/", "aionn/service/")
+USERS = (
+    "aionn/burst/",
+    "aionn/drivers/",
+    "aionn/fleet/",
+    "aionn/runtime/",
+    "aionn/scheduler/",
+    "aionn/service/",
+)
 """Where devices, prepared models, bursts and device memories are used, which others may have written."""
 
 LOOKED_FOR: dict[str, str] = {

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.syntax_trees import nodes
-from tests.test_tidy import PACKAGES, ROOT, parse, read
+from tests.test_tidy import PACKAGES, ROOT, parse, read, report
 
 SLACK = 5
 """How far a number may be above the count, so that two branches that lower the same number can be merged."""
@@ -37,7 +37,18 @@ PATTERNS: dict[str, Pattern] = {
         "The suites define the checks.",
         0,
     ),
-    "how": Pattern(r"^How\b(?![^.!]*\?)", "How many calls may wait.", "Number of calls that may wait.", 0),
+    "clause of an entry": Pattern(
+        r"(?:(?<=\w: )(?:What|Who|How)|(?<=; )what)\b(?![^.!]*\?)",
+        "Closes them; what is left waits.",
+        "Closes them; the other ones wait.",
+        0,
+    ),
+    "how": Pattern(
+        r"^(?:How(?! to\b)|Which|Why)\b(?![^.!]*\?)",
+        "How many calls may wait.",
+        "Number of calls that may wait.",
+        0,
+    ),
     "whoever": Pattern(
         r"\b(?:[Ww]hoever|[Ww]hom)\b",
         "Closes the fence for whoever waits.",
@@ -54,6 +65,12 @@ PATTERNS: dict[str, Pattern] = {
         r"\b[Ii]t (?:is|was) (?:\w+ ){1,4}(?:that|who|which)\b",
         "It is the driver that checks it.",
         "The driver checks it.",
+        0,
+    ),
+    "is what": Pattern(
+        r"\b(?:is|are|was|were) what\b",
+        "The reader's end is what a process gets.",
+        "A process gets the reader's end.",
         0,
     ),
     # Rule 2: the technical verb.
@@ -116,7 +133,7 @@ PATTERNS: dict[str, Pattern] = {
     "at once": Pattern(r"\b[Aa]t once\b", "Returns at once.", "Returns immediately.", 0),
     "as of": Pattern(r"\b[Aa]s of\b", "Arguments as of ``run``.", "See ``run`` for the arguments.", 0),
     "give up": Pattern(
-        r"\b(?:[Gg]iv(?:e|en|es|ing)|[Gg]ave) (?:\w+ )?up\b",
+        r"\b(?:[Gg]iv(?:e|en|es|ing)|[Gg]ave) (?:\w+ ){0,3}up\b",
         "An execution that was given up.",
         "A cancelled execution.",
         0,
@@ -158,6 +175,9 @@ PATTERNS: dict[str, Pattern] = {
 
 
 # --- What is searched ---------------------------------------------------------------------------------------------------------
+
+TOOLS = ("benchmarks", "build_backend", "examples", "release", "website")
+"""Folders beside the packages whose words count too."""
 
 Passage = tuple[int, str]
 """``(line, text)``: a docstring, a comment, a message or a paragraph of a page, in one line of text."""
@@ -202,7 +222,26 @@ def page_passages(text: str) -> Iterator[Passage]:
             block.append(line.removeprefix("- "))
 
 
+C_PASSAGE = re.compile(
+    r'/\*(?P<block>.*?)\*/|(?P<lines>(?://[^\n]*\n?[ \t]*)+)|(?P<strings>(?:"(?:[^"\\\n]|\\.)*"\s*)+)',
+    re.DOTALL,
+)
+C_MARKS = re.compile(r'(?m)^[ \t]*(?://|\*)|\\n|\\"|"\s*"|"')
+
+
+def c_passages(text: str) -> Iterator[Passage]:
+    """Comments, and strings of several words; comments on neighbouring lines are one passage, and so are strings."""
+    for found in C_PASSAGE.finditer(text):
+        passage = in_one_line(
+            C_MARKS.sub(" " if found["strings"] is None else "", found[found.lastgroup or 0])
+        )
+        if len(passage.split()) > 1:
+            yield text.count("\n", 0, found.start()) + 1, passage
+
+
 def passages(path: str, text: str) -> Iterator[Passage]:
+    if path.endswith((".c", ".h")):
+        return c_passages(text)
     return page_passages(text) if path.endswith(".md") else python_passages(text)
 
 
@@ -220,12 +259,34 @@ def places(texts: dict[str, str]) -> dict[str, list[str]]:
 
 
 def searched_texts() -> dict[str, str]:
-    """Everything that a user or an author of drivers reads; the rules themselves quote what they exclude."""
-    texts = read((*PACKAGES, "examples"), (".py",)) | read(("docs", "fmq", "fences"), (".md",))
+    """Everything that a user, an author of drivers or a reader of figures sees; the rules themselves quote what they exclude."""
+    texts = read((*PACKAGES, *TOOLS), (".py", ".pyi", ".c", ".h")) | read(("docs", "fmq", "fences"), (".md",))
     texts |= {name: (ROOT / name).read_text() for name in ("README.md", "CHANGELOG.md")}
     del texts["docs/glossary.md"]
     contributing = (ROOT / "CONTRIBUTING.md").read_text()
     return texts | {"CONTRIBUTING.md": re.sub(r"(?ms)^\d\. .*?\n\n|^\|.*?\|$", "", contributing)}
+
+
+BAD_IDENTIFIER = re.compile(r"(?:^|_)(?:told|tells?)(?:_|$)", re.IGNORECASE)
+
+
+def bad_identifiers(sources: dict[str, str]) -> list[str]:
+    """Names that a file gives, to a function, a class, an argument or a value, with a verb of speech in them."""
+    found = []
+    for path, text in sources.items():
+        for node in nodes(parse(text)):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    given = name
+                case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                    given = name
+                case ast.Attribute(attr=name, ctx=ast.Store()):
+                    given = name
+                case _:
+                    continue
+            if BAD_IDENTIFIER.search(given):
+                found.append(f"{path}:{node.lineno}: {given}")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +306,10 @@ def test_form_occurs_no_more_often(found: dict[str, list[str]], name: str) -> No
     assert count >= most - SLACK, f"{name}: {count} places, {most} allowed: lower the number"
 
 
+def test_no_name_is_a_verb_of_speech() -> None:
+    report(bad_identifiers(read((*PACKAGES, *TOOLS), (".py",))))
+
+
 # --- The rules, tested --------------------------------------------------------------------------------------------------------
 
 
@@ -255,6 +320,15 @@ def test_pattern_catches_its_bad_passage_and_nothing_in_the_good_one(name: str) 
         assert len(places({"a.py": text})[name]) == 1
     assert len(places({"a.py": f'raise E("{pattern.bad}")', "a.md": pattern.bad})[name]) == 2
     assert places({"a.py": f'"""{pattern.good}"""', "a.md": pattern.good})[name] == []
+
+
+def test_identifier_rule_catches() -> None:
+    bad = {
+        "a.py": "told = 1\ndef tell_why(): pass\nclass Told_Max: pass\ndef f(is_told): self._tell = is_told\n",
+        "b.py": "teller = file.tell()\nretold = untold(intelligence)\n",
+    }
+    found = sorted(place.rpartition(" ")[2] for place in bad_identifiers(bad))
+    assert found == ["Told_Max", "_tell", "is_told", "tell_why", "told"]
 
 
 def test_passages_of_a_page_are_paragraphs_and_rows_without_code_and_headings() -> None:
@@ -271,6 +345,11 @@ def test_passages_of_a_page_are_paragraphs_and_rows_without_code_and_headings() 
 def test_passages_of_a_module_are_strings_and_blocks_of_comments() -> None:
     text = '"""One\ntwo."""\n# three\n#   four\nx = f(y, "a word")  # five\nz = "word"\n'
     assert sorted(python_passages(text)) == [(1, "One two."), (3, "three four"), (5, "a word"), (5, "five")]
+
+
+def test_passages_of_c_are_comments_and_strings() -> None:
+    text = '/* One\n * two. */\nint a; // three\n  // four\nf("five "\n  "six\\n", "seven");\n#include "x.h"\nint b;\n"a // b"\n'
+    assert list(c_passages(text)) == [(1, "One two."), (3, "three four"), (5, "five six"), (9, "a // b")]
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def build(root: Path, out: Path, *, has_reference: bool = True) -> int:
 
     Args:
         root: The root of the repository.
-        out: The folder of the site; what a build has written there before is replaced.
+        out: The folder of the site; the files of an earlier build are replaced.
         has_reference: Whether it has the API reference.
 
     Raises:

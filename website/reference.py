@@ -72,7 +72,7 @@ class Module(NamedTuple):
 
     Attributes:
         name: Its full name.
-        summary: What is in it, in a sentence.
+        summary: Its contents, in a sentence.
         elsewhere: Names that it shares with ``aionn``, on whose page they are.
     """
 

@@ -174,7 +174,7 @@ def rewritten(page: Page, pages: Mapping[str, Page], shown: dict[str, str]) -> s
     Args:
         page: The page.
         pages: All pages by path.
-        shown: Names of the pages that show other files, by the path of the file; what this page needs is added.
+        shown: Names of the pages that show other files, by the path of the file; those that this page needs are added.
     """
     here = posixpath.dirname(page.name)
 

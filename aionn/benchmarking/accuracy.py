@@ -25,7 +25,7 @@ class Accuracy(msgspec.Struct, frozen=True):
     """The distance of answers from the baseline's.
 
     Attributes:
-        samples: How many inputs were compared.
+        samples: Number of inputs that were compared.
         identical: Number of samples whose outputs all equal the baseline's, byte for byte.
         mean_square_error: Over all elements of all outputs, as real numbers.
         largest_error: The largest difference of an element, likewise; infinite where one side alone is NaN.

@@ -67,10 +67,10 @@ class Settings(msgspec.Struct, frozen=True):
 
     Attributes:
         count: Executions on each path; the time may end it before.
-        seconds: What one path may take at most.
+        seconds: Limit of one path.
         paths: Which ways to execute.
-        compilations: How often the model is compiled, without a cache, into one, and from it.
-        samples: How many random inputs are compared with the baseline's answers.
+        compilations: Number of compilations without a cache, into one, and from it.
+        samples: Number of random inputs that are compared with the baseline's answers.
         seed: Seed of the inputs.
         known: Data whose right answers are known; None means no such data.
         load: LoadGen's scenarios.
@@ -118,7 +118,7 @@ class CompileTimes(msgspec.Struct, frozen=True):
         fresh: Without a cache.
         saving: Into cache files; None for a device that does not cache, as the next two.
         loading: From cache files.
-        cache_bytes: What the cache files hold.
+        cache_bytes: Size of the cache files.
     """
 
     fresh: Spread
@@ -134,16 +134,16 @@ class DeviceReport(msgspec.Struct, frozen=True):
         device: Its name.
         version: Its driver's version.
         failure: Why there is nothing more; None where all went well.
-        compile_ms: How long compilations take.
-        memory_bytes: What the driver process grew by with one compilation and its executions; None without such a process.
+        compile_ms: Duration of compilations.
+        memory_bytes: Growth of the driver process by one compilation and its executions; None without such a process.
         latency_ms: By path.
         throughput: Executions per second with all slots busy through bursts; None where bursts were not asked for.
         compared: The median on the first path against the baseline's.
         accuracy: Against the baseline's answers; None for the baseline itself, and without a baseline.
         evaluation: On data whose right answers are known; None without such data.
         judged: Its first figure against the baseline's, within a point; None where one of them is missing.
-        load: What LoadGen found in each scenario.
-        shares: What each type of operation takes; known for the reference kernels only, and None elsewhere.
+        load: LoadGen's results in each scenario.
+        shares: The time of each type of operation; known for the reference kernels only, and None elsewhere.
     """
 
     device: str
@@ -166,7 +166,7 @@ class BenchmarkReport(msgspec.Struct, frozen=True):
 
     Attributes:
         model: The file's name.
-        settings: What was asked for.
+        settings: The settings of the caller.
         baseline: The device of the baseline; None where LiteRT is not installed.
         devices: In the order asked for.
     """
@@ -220,12 +220,12 @@ def _compared(report: DeviceReport, reports: Sequence[DeviceReport]) -> DeviceRe
     if baseline is None or report is baseline or report.failure or baseline.failure:
         return report
     path = next(iter(baseline.latency_ms))
-    told = verdict(_middle(report.latency_ms[path]), _middle(baseline.latency_ms[path]))
+    compared = verdict(_middle(report.latency_ms[path]), _middle(baseline.latency_ms[path]))
     judged = None
     if report.evaluation is not None and baseline.evaluation is not None:
         ours, theirs = (next(iter(r.values.values())) for r in (report.evaluation, baseline.evaluation))
         judged = judgement(ours, theirs, higher_is_better=report.evaluation.evaluator == "top-k")
-    return msgspec.structs.replace(report, compared=told, judged=judged)
+    return msgspec.structs.replace(report, compared=compared, judged=judged)
 
 
 def _middle(spread: Spread) -> float:

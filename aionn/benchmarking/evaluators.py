@@ -50,9 +50,9 @@ class Evaluation(msgspec.Struct, frozen=True):
 
     Attributes:
         evaluator: Which one.
-        samples: How many pictures, clips or sequences were judged.
+        samples: Number of pictures, clips or sequences that were judged.
         values: Its figures by name: shares from 0 to 1, distortions and errors in the units of the outputs.
-        failures: What is beyond a limit, one text each; none where all is well.
+        failures: The values beyond a limit, one text each; none where all is well.
     """
 
     evaluator: Evaluator
@@ -69,7 +69,7 @@ def evaluate_top_k(
     Args:
         outputs: Scores of each sample, any shape; of equal scores the lower class counts as the larger, as with argmax.
         labels: The right class of each.
-        expected_top1: What the model is known for, from 0 to 1; None for unknown, and then nothing can fail.
+        expected_top1: The model's known score, from 0 to 1; None for unknown, and then nothing can fail.
 
     Raises:
         InvalidArgument: There are no samples, or a label is not a class of the model.

@@ -45,7 +45,7 @@ class Spread(msgspec.Struct, frozen=True):
     """Statistics of a list of numbers.
 
     Attributes:
-        count: How many there are.
+        count: Their number.
         mean: Their mean.
         deviation: Their standard deviation; 0 for one.
         min: The least.
@@ -53,7 +53,7 @@ class Spread(msgspec.Struct, frozen=True):
         p50: The median; None if fewer than ``BEYOND_MIN`` samples are beyond it, as for the next two.
         p90: The 90th percentile.
         p99: The 99th percentile.
-        histogram: How many fall into each of ``BUCKETS`` equal parts from ``min`` to ``limit``; what is beyond counts in the last.
+        histogram: Number of them in each of ``BUCKETS`` equal parts from ``min`` to ``limit``; larger ones count in the last.
         limit: The upper end of the histogram: the 99th percentile of whatever there is, so that one outlier does not flatten it.
     """
 

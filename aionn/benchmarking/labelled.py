@@ -118,7 +118,7 @@ def check_sample(sample: Sample, evaluator: Evaluator, operand: Operand, result:
 
     Args:
         sample: Which one.
-        evaluator: What it is judged by.
+        evaluator: The evaluator that judges it.
         operand: The model's first input, of known shape.
         result: The model's first output; one of unknown shape is not compared with the right answers.
 
@@ -158,7 +158,7 @@ async def read_sample(sample: Sample, operand: Operand, pixels: tuple[float, flo
     Args:
         sample: Which one.
         operand: The model's first input, of known shape.
-        pixels: What the darkest and the lightest pixel become; arrays and sounds are taken as they are.
+        pixels: The values of the darkest and the lightest pixel; arrays and sounds are taken as they are.
 
     Returns:
         One input for a class; ``[steps, *shape]`` for a sequence. Real numbers are quantised with the operand's scale and zero

@@ -6,7 +6,7 @@ schedule and the clock: latency counts from when a query was due, so a system th
 Invariants:
 1. A run ends: LoadGen is given a longest duration, and once a sample failed or the run was cancelled every further one is answered
    immediately and without work, since LoadGen can only be ended by answers.
-2. No number here is measured by us: latencies, rates and validity are what LoadGen wrote.
+2. No number here is measured by us: LoadGen writes latencies, rates and validity.
 
 Source: MLPerf inference rules (scenarios, percentiles, latency from the scheduled time) and the bindings of mlcommons-loadgen 6.
 """
@@ -67,11 +67,11 @@ class LoadSettings(msgspec.Struct, frozen=True):
 
     Attributes:
         scenario: Which one.
-        seconds: How long queries are issued, at least.
+        seconds: Time for which queries are issued, at least.
         rate_per_s: Samples per second that are due (server), or are thought possible (all other scenarios, which make their queries
             beforehand; offline sizes its one query by it).
         bound_ms: Within which 99 % of a server's queries must be answered.
-        samples: How many different samples there are.
+        samples: Number of different samples.
         seed: Of the schedule and of the order of samples.
     """
 
@@ -112,11 +112,11 @@ class LoadReport(msgspec.Struct, frozen=True):
         scenario: Which one.
         is_valid: LoadGen's verdict by MLPerf's rules; a short run is seldom valid, since the rules want many queries.
         is_within_bound: A server: whether 99 % came within the bound; other scenarios: True.
-        queries: How many were issued.
+        queries: Number of queries that were issued.
         samples_per_s: Answered.
         p50_ms: Latency of a query from when it was due; None for offline, where there is one query.
-        p90_ms: Likewise; what single-stream is judged by.
-        p99_ms: Likewise; what multi-stream and server are judged by.
+        p90_ms: Likewise; the figure that judges single-stream.
+        p99_ms: Likewise; the figure that judges multi-stream and server.
         reason: Why it is not valid, in LoadGen's words; empty if it is.
     """
 
@@ -167,12 +167,12 @@ async def run_load(answers: Sequence[Answer], settings: LoadSettings) -> LoadRep
 
     Args:
         answers: One for each slot that works at a time; a slot takes the next sample when it is done with one.
-        settings: What to do.
+        settings: The settings of the test.
 
     Raises:
         InvalidArgument: The settings measure nothing, or there is no slot.
         DeviceUnavailable: LoadGen is not installed.
-        Error: What the first failing sample raised.
+        Error: The exception of the first failing sample.
     """
     settings.check()
     if not answers:
@@ -342,8 +342,8 @@ async def find_largest_rate(
     Args:
         run: One run at a rate.
         low_per_s: Where to begin; if not even this holds, 0 is the answer.
-        high_per_s: What is not exceeded.
-        steps: How many runs follow the first; each halves what is unknown.
+        high_per_s: A rate that is not exceeded.
+        steps: Number of runs after the first; each halves what is unknown.
 
     Returns:
         The rate in samples per second, 0 for none, and all runs in their order.

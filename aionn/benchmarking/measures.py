@@ -56,7 +56,7 @@ class KnownData(msgspec.Struct, frozen=True):
 
     Attributes:
         folder: Where they are, see ``labelled``.
-        evaluator: What they are judged by.
+        evaluator: The evaluator that judges them.
         pixels: The values of the darkest and the lightest pixel of a picture.
         expected_top1: Share of right first choices that the model is known for, from 0 to 1; None for unknown.
     """
@@ -86,11 +86,11 @@ class KnownData(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Which of LoadGen's scenarios to run.
+    """The choice of LoadGen's scenarios.
 
     Attributes:
         scenarios: Which.
-        seconds: How long each.
+        seconds: Duration of each.
         rate_per_s: A server's rate; None looks for the largest that holds the bound.
         bound_ms: Within which 99 % of a server's queries must be answered.
     """
@@ -120,7 +120,7 @@ class OperationShare(msgspec.Struct, frozen=True):
 
     Attributes:
         operation: The type's name.
-        count: How many there are.
+        count: Their number.
         share: Of the time of all, from 0 to 1.
     """
 
@@ -158,7 +158,7 @@ async def evaluate(prepared: PreparedModel, model: Model, known: KnownData) -> E
 
     Raises:
         InvalidArgument: A file cannot be read or does not fit.
-        Error: What the device answers.
+        Error: The device's answer.
     """
     operand, result = _only_input(model), model.main.outputs[0]
     samples = find_samples(Path(known.folder), known.evaluator)
@@ -198,12 +198,12 @@ async def run_scenarios(
         model: For the sizes of its arguments.
         inputs: The samples.
         load: Which scenarios.
-        slots: How many executions the device runs at a time.
+        slots: Number of executions that the device runs at a time.
         throughput: Executions per second that were measured, to begin from.
         seed: Of LoadGen's schedules.
 
     Raises:
-        Error: What the device answers.
+        Error: The device's answer.
     """
     found: dict[Scenario, LoadReport] = {}
     async with contextlib.AsyncExitStack() as stack:

@@ -63,7 +63,7 @@ def _drawn(index: int, operand: Operand, generator: np.random.Generator) -> Arra
 
 @contextlib.asynccontextmanager
 async def opened(prepared: PreparedModel, request: Request, path: Path) -> AsyncIterator[Call]:
-    """Makes a path ready; what it gives executes the request once, and raises ``Error`` where the device fails."""
+    """Makes a path ready; the function that it returns executes the request once, and raises ``Error`` where the device fails."""
     if path == "burst":
         burst = await prepared.configure_execution_burst()
         try:

@@ -112,7 +112,7 @@ class _BurstLaunch(LaunchBase):
     """An execution of a burst.
 
     Attributes:
-        packet: What is sent, or was.
+        packet: The packet that is sent, or was.
         request: Kept until it is done.
         temporary: The slots that are for this execution alone; empty when they are free again.
         received: Its outcome, once that was read; it is not done before its temporary slots are free.
@@ -153,7 +153,7 @@ class BurstController(BurstDefaults):
         is_hanging: Whether the driver has left so much unanswered that closing does not wait for that.
         model: Executes requests that packets cannot express, and is kept alive as long as this end is: a driver ends the bursts of
             a prepared model that is freed. With None such requests fail.
-        polling_ns: How long an execution may look for its result before it sleeps. The event loop is blocked during the window;
+        polling_ns: Time in which an execution may look for its result before it sleeps. The event loop is blocked in the window;
             after executions that took longer, more and more of the next ones are not polled for.
     """
 

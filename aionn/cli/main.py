@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The process's entry point; ends it with an exit code.
 
     Args:
-        arguments: What follows the command's name; None takes those of the process, whose SIGINT is taken over then, and whose
+        arguments: The words behind the command's name; None takes those of the process, whose SIGINT is taken over then, and whose
             limit of descriptors is raised if it is low.
     """
     if arguments is None:
@@ -84,7 +84,7 @@ def _run(arguments: Sequence[str] | None) -> NoReturn:
     try:
         code = app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as e:
-        _print_error(_told(e))
+        _print_error(_message_of(e))
         raise SystemExit(2) from None
     except (Error, BaseExceptionGroup) as e:
         error = _first_error(e)
@@ -156,7 +156,7 @@ def _print_error(text: str) -> None:
         print_line(f"aionn: {text}", stream=sys.stderr)
 
 
-def _told(error: CycloptsError) -> str:
+def _message_of(error: CycloptsError) -> str:
     """A mistake in the arguments in one sentence: for a value that is not taken, the option and what is."""
     from aionn.errors import InvalidArgument
 

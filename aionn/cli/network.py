@@ -26,7 +26,7 @@ class Network(msgspec.Struct, frozen=True):
 
     Attributes:
         address: Where to listen.
-        settings: How; the path of the socket is added when it is known.
+        settings: The settings of the server; the path of the socket is added when it is known.
     """
 
     address: ListenAddress

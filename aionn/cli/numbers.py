@@ -24,7 +24,7 @@ class Range(msgspec.Struct, frozen=True):
     Attributes:
         low: The smallest.
         high: The largest.
-        unit: What is counted, for the message; empty for nothing.
+        unit: The unit of the number, for the message; empty for nothing.
         is_open: Whether ``low`` itself is refused.
     """
 

@@ -93,10 +93,10 @@ class Difference(msgspec.Struct, frozen=True):
 
     Attributes:
         output: Index of the output.
-        what: What is too large: ``element``, ``bias``, ``mean squared difference``, ``share of differing elements``, ``shape``.
+        what: The exceeded limit: ``element``, ``bias``, ``mean squared difference``, ``share of differing elements``, ``shape``.
         index: The worst element; empty where the difference is of the whole.
         expected: Expected value, shape or limit.
-        got: What came.
+        got: The actual values.
     """
 
     output: int
@@ -120,7 +120,7 @@ def judge(
         type: Its operand type.
         expected: The expected values, in the operand's type or wider.
         got: The values in the operand's type.
-        criteria: What is close enough.
+        criteria: The tolerances.
     """
     if expected.shape != got.shape:
         return Difference(output, "shape", (), f"{list(expected.shape)}", f"{list(got.shape)}")

@@ -56,7 +56,7 @@ class Breach(Exception):
 
     Attributes:
         expected: The contract's rule.
-        got: What the driver did.
+        got: The driver's result.
     """
 
     def __init__(self, expected: str, got: str) -> None:
@@ -71,7 +71,7 @@ class Answer(NamedTuple):
     Attributes:
         status: NONE, OUTPUT_INSUFFICIENT_SIZE, or why it failed.
         shapes: One per output; may be empty when every output has the shape that the model states.
-        timing: What was measured.
+        timing: The measured durations.
         message: The error's words.
     """
 

@@ -53,8 +53,8 @@ class Expectations(msgspec.Struct, frozen=True):
     """The lists of one driver: pattern to reason.
 
     Attributes:
-        unsupported: What the driver can never do.
-        expected_failures: What it does not do yet.
+        unsupported: The cases that the driver can never pass.
+        expected_failures: The cases that it does not pass yet.
         expected_differences: Which smallest graphs may differ from the reference.
     """
 

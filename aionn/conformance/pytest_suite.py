@@ -56,11 +56,11 @@ def suite(
         name: ``vts``: does the driver keep the contract? ``cts``: its results against the spec's.
         driver: The registered name of the driver.
         isolation: Whether the driver runs in a process of its own.
-        unsupported: What the driver can never do: patterns over the names of cases, and why. None takes the driver's module's list.
-        expected_failures: What it does not do yet; such a case must fail. None takes the driver's module's list.
+        unsupported: The cases that the driver can never pass: patterns over names, with reasons. None takes the module's list.
+        expected_failures: The cases that it does not pass yet, which must fail. None takes the driver's module's list.
         data: The folder of the conformance data; None takes that of ``default_data``. ``vts`` does without.
         contains: Only cases with this in their names.
-        settings: How cases are run; the two lists are put in. None for the defaults.
+        settings: The settings for all cases; the two lists are put in. None for the defaults.
 
     Raises:
         InvalidArgument: No such driver or case, or there are no data for ``cts``.
@@ -124,7 +124,7 @@ def _opening(driver: str, isolation: Isolation) -> dict[str, Any]:
     return {"setup_class": classmethod(setup_class), "teardown_class": classmethod(teardown_class)}
 
 
-def _tell(verdict: str, reason: str, failure: object) -> None:
+def _report(verdict: str, reason: str, failure: object) -> None:
     """A verdict in pytest's words."""
     if verdict == "failed":
         pytest.fail(str(failure), pytrace=False)
@@ -156,7 +156,7 @@ def _driver_class(
             )
 
         outcome = opened.portal.call(run)
-        _tell(outcome.verdict, outcome.reason, outcome.failure)
+        _report(outcome.verdict, outcome.reason, outcome.failure)
 
     def test_lists_name_cases_that_exist(self: object) -> None:
         if mistakes:
@@ -186,7 +186,7 @@ def _data_class(
         outcome = opened.portal.call(run)
         if outcome is None:
             pytest.skip("none of the chosen checks applies")
-        _tell(outcome.verdict, outcome.reason, outcome.failure)
+        _report(outcome.verdict, outcome.reason, outcome.failure)
 
     def test_lists_name_tests_that_exist(self: object) -> None:
         if stale:

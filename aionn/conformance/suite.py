@@ -57,9 +57,9 @@ class Settings(msgspec.Struct, frozen=True, tag="data"):
     """Options of the tests of the public data.
 
     Attributes:
-        mode: How models are executed.
-        checks: What is made of each test.
-        time_limit_s: How long one check may take.
+        mode: The mode of executions.
+        checks: The checks made of each test.
+        time_limit_s: Time that one check may take.
         expectations: The driver's declarations.
     """
 
@@ -74,7 +74,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     Attributes:
         test: Its name.
-        operations: What occurs in it.
+        operations: The operations that occur in it.
         verdict: The whole test's.
         checks: The verdict of each check that was made.
         reason: Why it was skipped, or was expected to fail.
@@ -116,7 +116,7 @@ class Counts(msgspec.Struct):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The result of a run of the suite. The first seven are what ``--json`` promises.
+    """The result of a run of the suite. ``--json`` promises the first seven.
 
     Attributes:
         passed: Tests of which all checks passed.
@@ -270,9 +270,9 @@ async def run_tests(
     """Runs tests one after the other, in this process.
 
     Args:
-        device: What they run on; stays open.
+        device: The device that they run on; stays open.
         tests: As from ``cts.iterate_tests``.
-        settings: How they are run; None for the defaults.
+        settings: Their settings; None for the defaults.
     """
     started_s = time.monotonic()
     tally = Tally()

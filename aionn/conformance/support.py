@@ -17,7 +17,7 @@ NAMED_MAX = 3
 
 
 def unsupported_reason(model: Model, supported: Sequence[bool], level: FeatureLevel | int) -> str:
-    """Why a model is skipped; empty where all of its main subgraph is supported.
+    """The reason why a model is skipped; empty where all of its main subgraph is supported.
 
     The same for all models with the same operations and types, so that reports can count it: it has no shapes.
 

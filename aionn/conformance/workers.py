@@ -137,8 +137,8 @@ async def run_suite(
         folder: Where the data are.
         contains: Only tests with this in their names; empty for all.
         isolation: Whether the driver runs in a process of its own, one for each job.
-        settings: How tests are run; None for the defaults. The driver's own lists are put in.
-        jobs: How many processes share the tests; 1 runs them in this process.
+        settings: The settings for all tests; None for the defaults. The driver's own lists are put in.
+        jobs: Number of processes that share the tests; 1 runs them in this process.
         progress: Called after every test with the counts, and the number of tests.
 
     Raises:
@@ -180,8 +180,8 @@ async def run_random_suite(
         driver: The registered name.
         numbers: Which graphs; see ``random_graphs.suite.locate``.
         isolation: Whether the driver runs in a process of its own, one for each job.
-        settings: How graphs are run; None for the defaults. The driver's own list of differences is put in.
-        jobs: How many processes share the graphs; 1 runs them in this process.
+        settings: The settings for all graphs; None for the defaults. The driver's own list of differences is put in.
+        jobs: Number of processes that share the graphs; 1 runs them in this process.
         progress: Is called after every graph with the counts and the number of graphs.
 
     Raises:

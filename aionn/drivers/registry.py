@@ -1,4 +1,4 @@
-"""Which drivers there are: names to factories, nothing imported until it is asked for.
+"""The known drivers: names to factories, nothing imported until it is asked for.
 
 Drivers of others register in the entry-point group ``aionn.drivers``: name -> a callable that takes the device's name and returns
 an ``aionn.hal.Device``. One that cannot be loaded is listed as unavailable with its reason; the rest works.
@@ -43,11 +43,11 @@ DriverFactory = Callable[[str], Device]
 """Makes the device that shall have the given name."""
 
 EXTENSIONS_VARIABLE = "AIONN_EXTENSIONS"
-"""Which vendor extensions may be used: patterns with commas between them, or ``none``. Unset or empty allows all."""
+"""Vendor extensions that may be used: patterns with commas between them, or ``none``. Unset or empty allows all."""
 
 
 class ExtensionPolicy(msgspec.Struct, frozen=True):
-    """Which vendor extensions may be used.
+    """The vendor extensions that may be used.
 
     Attributes:
         patterns: Names, in which ``*`` stands for any text: ``com.acme.*``. None at all allows none.
@@ -234,7 +234,7 @@ def built_in_info(driver: str, name: str) -> DeviceInfo | None:
     must be asked.
 
     Raises:
-        DeviceUnavailable: What the driver is built on is missing or too old.
+        DeviceUnavailable: A package of the driver is missing or too old.
     """
     if family := _family(driver):
         return cast("DeviceInfo | None", importlib.import_module(family).info_for(name, driver))

@@ -41,7 +41,7 @@ async def beside_loop(peer: Hashable, call: Callable[..., _R], *arguments: objec
 
     Args:
         peer: The other end that the call is for: all connections of a client are one peer.
-        call: What to call.
+        call: The function to call.
         arguments: Its arguments.
 
     Raises:

@@ -162,7 +162,7 @@ class ControlConnection:
 
         Raises:
             DeadObject: The node is lost.
-            Error: What the call failed with.
+            Error: The failure of the call.
         """
         if len(self._calls) >= CALLS_MAX:
             raise InvalidArgument(f"node {self.address.text}: more than {CALLS_MAX} calls wait for an answer")

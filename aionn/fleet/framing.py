@@ -122,7 +122,7 @@ class FrameReader:
         on_body: Called when the body is in its place; for an empty body as well.
 
     Attributes:
-        state: What comes next.
+        state: The part that comes next.
         is_within: Whether a frame has begun and is not complete.
     """
 

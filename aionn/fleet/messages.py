@@ -101,7 +101,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
         secret: For data connections.
         node: The node's name. Empty for a data connection.
         info: The device. None for a data connection.
-        data_connections: How many data connections the client may have.
+        data_connections: Number of data connections that the client may have.
     """
 
     sent_ns: int
@@ -202,7 +202,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
         generation: The client's.
         stamp_ns: When it was sent, on the client's clock; only returned.
         sent_ns: The same on the node's clock, at the earliest; 0 where there is no deadline.
-        remaining_ns: What was left until the deadline then; None without a deadline.
+        remaining_ns: The time that was left until the deadline then; None without a deadline.
         measure: Whether timings are wanted.
         loop_timeout_ns: For every WHILE; None means the default.
         priority: Of this execution; None means the prepared model's.

@@ -287,7 +287,7 @@ class NodeBurst(DirectBurst):
     """A burst of a device of a node: its executions are those of a burst at the node.
 
     Args:
-        prepared: What it executes.
+        prepared: The prepared model that it executes.
     """
 
     def __init__(self, prepared: NodePreparedModel) -> None:

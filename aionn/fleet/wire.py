@@ -74,7 +74,7 @@ class Wire(asyncio.BufferedProtocol):
 
     Attributes:
         owner: Assigned before the connection is made.
-        reader: What is read.
+        reader: The reader of frames.
         is_lost: Whether it is over.
     """
 

@@ -1,8 +1,8 @@
 """The client whose call a device is answering: a device that several clients share gives equals their turns, and counts the memory
 that it makes for each.
 
-Owns the words alone. A prepared model has an ``owner``; what is asked of the device itself, whether it supports a model, and to
-prepare one, belongs to the client whose task asks.
+Owns the words alone. A prepared model has an ``owner``; a call of the device itself (whether it supports a model, or to prepare
+one) belongs to the client whose task calls.
 """
 
 from __future__ import annotations

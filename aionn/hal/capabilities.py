@@ -195,7 +195,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
         feature_level: The highest level that the driver answers for.
         capabilities: Performance by operand type.
         extensions: Vendor extensions it supports.
-        cache_files: How many cache files it wants.
+        cache_files: Number of cache files that it wants.
         slots: Number of executions that it can run concurrently; at least 1.
         cancel: When a running execution can be stopped.
         takes_images: Whether executions may read and write images (memory of kind ``hardware_buffer``).

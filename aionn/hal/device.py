@@ -67,7 +67,7 @@ class CacheFiles(NamedTuple):
         model: Descriptors of the files whose integrity the driver checks.
         data: Descriptors of the files that hold constants and the like.
         token: 32 bytes that name the compilation.
-        bytes_max: How much of all files together may be read; None means no limit. The files may grow after they were measured.
+        bytes_max: Most bytes to read of all files together; None means no limit. The files may grow after they were measured.
     """
 
     model: Sequence[int]
@@ -88,7 +88,7 @@ class BufferRole(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         model_index: Which prepared model of the call.
         io_index: Which of its inputs or outputs.
-        probability: How likely the use is, above 0 and at most 1.
+        probability: Likelihood of the use, above 0 and at most 1.
     """
 
     model_index: int
@@ -341,7 +341,7 @@ class PreparedModel(Protocol):
         are in use accepts the launch all the same, and begins it in its turn.
 
         Args:
-            request: What to read and write, and in which memory.
+            request: The arguments to read and write, and their memories.
             measure: Whether timings are wanted.
             deadline_ns: Absolute; None means no deadline.
             loop_timeout_ns: For every WHILE; None means the default.
@@ -365,7 +365,7 @@ class PreparedModel(Protocol):
         """Executes and returns the result.
 
         Args:
-            request: What to read and write, and in which memory.
+            request: The arguments to read and write, and their memories.
             measure: Whether timings are wanted.
             deadline_ns: Absolute; None means no deadline.
             loop_timeout_ns: For every WHILE; None means the default.
@@ -529,7 +529,7 @@ class Device(Protocol):
         ...
 
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """Which operations of the main subgraph the device can run, in their order.
+        """Whether the device can run each operation of the main subgraph, in their order.
 
         IF and WHILE are supported only with all that their subgraphs contain.
 
@@ -551,7 +551,7 @@ class Device(Protocol):
 
         Args:
             model: Validated by the driver.
-            preference: What to optimise for.
+            preference: The aim of the optimisation.
             priority: Relative to other prepared models.
             deadline_ns: Absolute; None means no deadline.
             cache: Where to save the compilation; anything wrong with it never fails the preparation. None saves nothing.

@@ -177,7 +177,7 @@ class TaskLaunch(LaunchBase):
     """A call of a driver that has no launches of its own, in a task that only the end of its event loop cancels.
 
     Args:
-        call: What the driver's ``execute_synchronously`` returned.
+        call: The coroutine of the driver's ``execute_synchronously``.
         name: Names the task.
     """
 
@@ -283,7 +283,7 @@ def check_launch(made: object, where: str) -> None:
     """Checks that what a driver has launched can be waited for, before anything depends on it.
 
     Args:
-        made: What the driver's ``launch`` returned.
+        made: The object that the driver's ``launch`` returned.
         where: Names the driver in the message.
 
     Raises:

@@ -105,8 +105,8 @@ class HardwareBufferDesc(msgspec.Struct, frozen=True, array_like=True):
         width: Pixels of a row; of a ``BLOB``, its bytes.
         height: Rows of a layer; 1 for a ``BLOB``.
         layers: Images behind each other; 1 for a ``BLOB``.
-        format: What a pixel is.
-        stride: Pixels from the start of a row to the start of the next; 0 stands for ``width``, which is what a ``BLOB`` has.
+        format: The format of a pixel.
+        stride: Pixels from the start of a row to the start of the next; 0 stands for ``width``, as in a ``BLOB``.
     """
 
     width: int

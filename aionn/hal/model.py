@@ -56,7 +56,7 @@ class Model(msgspec.Struct, frozen=True):
         operand_values: Bytes of the CONSTANT_COPY operands of all subgraphs.
         pools: Memory of the CONSTANT_REFERENCE operands.
         relax_computation_float32_to_float16: Whether float32 may be computed with the range and precision of float16.
-        extension_name_to_prefix: How this model numbers the extensions that it uses.
+        extension_name_to_prefix: This model's numbers of the extensions that it uses.
     """
 
     main: Subgraph

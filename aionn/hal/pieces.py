@@ -32,7 +32,7 @@ def between_pieces() -> None:
 
 
 def pausing(pause: Callable[[], None]) -> None:
-    """Sets the function that ``between_pieces`` calls in the present context; what it raises ends the work.
+    """Sets the function that ``between_pieces`` calls in the present context; its exceptions end the work.
 
     Only in a context of a thread that may sleep, never in that of an event loop's task.
     """

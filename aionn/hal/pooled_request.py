@@ -41,7 +41,7 @@ def place_values(
     Args:
         sizes: Of the values in bytes; an empty one has a place of its own as well.
         pool_index: The pool's index in the request.
-        guard_bytes: How many bytes stay free before the first value, and at least as many behind each one.
+        guard_bytes: Number of bytes that stay free before the first value, and at least as many behind each one.
 
     Returns:
         The locations, and the size of the pool in bytes: at least 1, a multiple of the alignment plus the first guard.

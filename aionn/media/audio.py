@@ -56,10 +56,10 @@ def audio_file(
         path: A WAV file, or any file that FFmpeg can read; its first audio stream is taken, and its channels are mixed into one.
         window_s: Length of a window, rounded to whole samples.
         hop_s: Distance between the starts of neighbours, rounded to whole samples; beyond ``window_s`` it leaves gaps.
-        sample_rate_hz: What the windows have; a file with another rate is resampled.
+        sample_rate_hz: The rate of the windows; a file with another rate is resampled.
         pace: False presents the windows as fast as they are read and taken, and drops none.
-        keep: What a slow consumer gets: the ``"latest"`` window, the ``"oldest"`` ones, or ``"all"``, which holds the source back.
-        queue_windows_max: How many windows wait for the consumer under ``"all"`` and ``"oldest"``.
+        keep: Items for a slow consumer: the ``"latest"`` window, the ``"oldest"`` ones, or ``"all"``, which holds the source back.
+        queue_windows_max: Number of windows that wait for the consumer under ``"all"`` and ``"oldest"``.
         now: The time in ns; it must agree with the event loop's clock.
 
     Returns:

@@ -78,7 +78,7 @@ class TimeJoin(Generic[A, B]):
 
     Args:
         tolerance_ns: The largest difference of the times of a pair.
-        wait_ns: How long an item of the first source waits for a partner after it has arrived.
+        wait_ns: Time for which an item of the first source waits for a partner after it has arrived.
     """
 
     def __init__(self, tolerance_ns: int, wait_ns: int) -> None:
@@ -179,7 +179,7 @@ def joined(
         first: Sets the pace.
         second: Gives the partners.
         tolerance_s: The largest difference of the times of a pair, in seconds.
-        wait_s: How long an item of the first waits for a partner, in seconds; then it is dropped and counted. None takes the
+        wait_s: Seconds for which an item of the first waits for a partner; then it is dropped and counted. None takes the
             tolerance.
         stamp: From an item of either source to its time in ns, on one clock; the times of a source never go back.
         now: The time in ns. It must agree with the event loop's clock.

@@ -36,7 +36,7 @@ def named_source(
             ``screen:`` or ``screen::0``, an X display; ``pattern:``, a test picture that moves at 30 frames/s;
             ``replay:FILE``, a recording; an address such as ``rtsp://...``; any other name is a video file.
         size: ``(width, height)`` of the frames; None leaves that of the source.
-        keep: What a slow consumer gets.
+        keep: Items for a slow consumer.
 
     Raises:
         InvalidArgument: The name is empty, or an address that cannot be read, or a recording that is not one.

@@ -109,7 +109,7 @@ def open_container(path: str, kind: str, where: str) -> Iterator[tuple[Any, Any]
     Args:
         path: A file.
         kind: ``"video"`` or ``"audio"``.
-        where: Who asks, for messages.
+        where: The caller, for messages.
 
     Raises:
         InvalidArgument: Not a media file, no stream of the kind, or damaged.

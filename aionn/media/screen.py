@@ -68,7 +68,7 @@ def screen(
         rate: Frames per second.
         region: ``(left, top, width, height)`` of the part that is read, in pixels; None reads the whole screen.
         has_pointer: Whether the pointer is in the picture.
-        keep: What a slow consumer gets: the ``"latest"`` frame, the ``"oldest"`` ones, or ``"all"``, which slows the grabber.
+        keep: Items for a slow consumer: the ``"latest"`` frame, the ``"oldest"`` ones, or ``"all"``, which slows the grabber.
         queue_frames_max: Number of frames that wait for the consumer under ``"all"`` and ``"oldest"``, at most 64.
         reconnect: When a display that was lost is opened again; None ends the source with the error.
 

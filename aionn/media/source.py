@@ -27,7 +27,7 @@ import anyio.to_thread
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortages_told
+from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortages_raised
 from aionn.media.pacing import Keep, PresentationQueue, captured_at_ns, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
 
@@ -68,7 +68,7 @@ class Source(Generic[T]):
                 filled in here.
             name: Shown in messages and in the `repr`.
             pace: False presents items as fast as they are made and taken; nothing is dropped then, whatever ``keep`` is.
-            keep: What a slow consumer gets: ``"latest"`` the newest item, older ones are dropped; ``"oldest"`` what was queued
+            keep: Items for a slow consumer: ``"latest"`` the newest item, older ones are dropped; ``"oldest"`` what was queued
                 first, newer ones are dropped while ``queue_max`` wait; ``"all"`` everything: the source is held back while
                 ``queue_max`` wait.
             queue_max: See ``keep``.
@@ -207,7 +207,7 @@ class Source(Generic[T]):
 
     async def _make(self) -> Made[T] | None:
         if self._blocking:
-            with shortages_told(self._name):
+            with shortages_raised(self._name):
                 return await anyio.to_thread.run_sync(self._step, limiter=self._limiter)
         return self._step()
 
@@ -222,7 +222,7 @@ class Source(Generic[T]):
         # A limiter of its own: closing must not queue behind a step that was abandoned past the shield.
         try:
             # The shield alone is not enough, see below.
-            with anyio.CancelScope(shield=True), shortages_told(self._name):
+            with anyio.CancelScope(shield=True), shortages_raised(self._name):
                 await anyio.to_thread.run_sync(self._close_step, limiter=anyio.CapacityLimiter(1))
         except ResourceExhausted:
             self._close_step()  # No thread can be started.
@@ -287,7 +287,7 @@ async def _outlast(task: asyncio.Task[None]) -> None:
 
     Raises:
         asyncio.CancelledError: The caller was cancelled; the task has ended.
-        BaseException: What ended the task otherwise.
+        BaseException: That of the task, if it ended otherwise.
     """
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):

@@ -48,7 +48,7 @@ def synthetic_video(
     Args:
         size: ``(width, height)``.
         fps: Frames per second of the medium.
-        frames: How many there are.
+        frames: Their number.
         seed: Chooses colours, sizes and ways.
         pace: As in `video_file`.
         keep: As in `video_file`.

@@ -64,10 +64,10 @@ def video_file(
         path: A file that FFmpeg can read; its first video stream is taken.
         size: ``(width, height)`` to scale to, without regard to the proportions; None leaves the size of the file.
         pace: False presents the frames as fast as they are decoded and taken, and drops none.
-        keep: What a slow consumer gets: the ``"latest"`` frame, the ``"oldest"`` ones, or ``"all"``, which holds the source back;
+        keep: Items for a slow consumer: the ``"latest"`` frame, the ``"oldest"`` ones, or ``"all"``, which holds the source back;
             it then catches up as fast as the consumer takes (`SourceStatistics.held_back`).
-        queue_frames_max: How many frames wait for the consumer under ``"all"`` and ``"oldest"``.
-        interpolation: How swscale scales. The default gives the best answers on the shapes video at the lowest price; it looks at
+        queue_frames_max: Number of frames that wait for the consumer under ``"all"`` and ``"oldest"``.
+        interpolation: swscale's method. The default gives the best answers on the shapes video at the lowest price; it looks at
             few neighbours, so ``"bilinear"`` or ``"area"`` are better for pictures with fine patterns that shrink by much.
         now: The time in ns; it must agree with the event loop's clock.
 

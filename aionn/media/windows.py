@@ -1,4 +1,4 @@
-"""Which samples make which window.
+"""The cutting of samples into windows.
 
 Owns the cutting of a stream of samples into windows that overlap (or leave gaps). Refuses to own where the samples come from and
 when a window is presented.

@@ -73,7 +73,7 @@ class Value:
     """An operand of a graph under construction. Made by a ``GraphBuilder``, usable in that one alone.
 
     Attributes:
-        operand: What is known of it; lifetime and location are settled by ``build``.
+        operand: Its known properties; lifetime and location are settled by ``build``.
     """
 
     __slots__ = ("_data", "_graph", "_owner", "extension", "operand")
@@ -263,7 +263,7 @@ class GraphBuilder:
         """Adds an operation; the order of the calls does not matter.
 
         Args:
-            type: What it computes.
+            type: Its operation.
             inputs: Values; a Python number stands for a constant scalar.
             outputs: Variables that it writes; no other operation may.
 
@@ -383,8 +383,8 @@ class GraphBuilder:
         if self._outputs is None:
             raise InvalidArgument("graph: expected outputs, or a graph that is finished")
         model = _Assembly().model(self, is_relaxed=self._relaxed)
-        told = (len(model.main.operations), len(model.main.operands), len(model.referenced))
-        _logger.debug("built: %d operations, %d operands, %d referenced subgraphs", *told)
+        counts = (len(model.main.operations), len(model.main.operands), len(model.referenced))
+        _logger.debug("built: %d operations, %d operands, %d referenced subgraphs", *counts)
         return model
 
 

@@ -51,7 +51,7 @@ def graph_text(model: Model, *, name: str = "model") -> str:
     """The main subgraph of a validated model as Graphviz text.
 
     Args:
-        model: What to draw.
+        model: The model to draw.
         name: Shown in the first line.
     """
     main = model.main

@@ -61,8 +61,8 @@ class FlatBuffer:
 
         Args:
             identifier: The four bytes that the file must carry at byte 4.
-            name: What messages call the table.
-            kind: What messages call such a file.
+            name: The name of the table in messages.
+            kind: The name of such a file in messages.
 
         Raises:
             InvalidModel: The file is too short, of another kind, or its root is outside of it.
@@ -113,7 +113,7 @@ class Table:
 
     Attributes:
         position: Its first byte.
-        name: What messages call it.
+        name: Its name in messages.
     """
 
     __slots__ = ("_buffer", "_inline_bytes", "_vtable", "_vtable_bytes", "name", "position")

@@ -56,7 +56,7 @@ class Access:
     """Checks requests.
 
     Args:
-        token: What the query must have; None for an application that checks its users itself.
+        token: The token that the query must have; None for an application that checks its users itself.
         hosts: Names of this machine, besides ``localhost``; None accepts all, for an application that checks them itself.
         is_remote: Whether other machines reach the server: then ``Host`` may be any address.
     """

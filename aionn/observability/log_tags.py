@@ -1,7 +1,7 @@
 """Log tags: they choose the parts of the runtime and of drivers that log their activity.
 
 Owns the tags, the variable that chooses them, their loggers, and the path of a driver process's records to the application.
-Every tag is the logger ``aionn.<tag>``; what is logged there at DEBUG level is off until a tag is chosen, or the application sets
+Every tag is the logger ``aionn.<tag>``; its messages of DEBUG level are off until a tag is chosen, or the application sets
 the logger's level itself.
 
 Invariants:

@@ -77,7 +77,7 @@ class _Connection:
 
     Attributes:
         ends_s: When it is closed.
-        request: What has come of its request.
+        request: The bytes of its request that have arrived.
         waits: Whether its answer is made of the figures, which are not here yet.
         answer: The rest of the answer that was not sent; None before.
     """

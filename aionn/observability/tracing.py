@@ -200,7 +200,7 @@ def section(mark: str, detail: str = "") -> contextlib.AbstractContextManager[No
 
     Args:
         mark: Layer and phase, such as ``LR_PE``: see ``LAYERS`` and ``PHASES``.
-        detail: What is done.
+        detail: The action.
     """
     return _NOTHING if _recorder is None else _Section(_recorder, mark, detail)
 
@@ -240,7 +240,7 @@ def start_tracing(path: str | os.PathLike[str], *, process: str, create: bool = 
 
     Args:
         path: The file: a new one, or an older trace's, which is emptied.
-        process: What this process is called in the trace.
+        process: The name of this process in the trace.
         create: False appends to the file of a process that has started tracing before.
 
     Raises:

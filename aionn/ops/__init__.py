@@ -105,7 +105,7 @@ def validate_operation(
     Args:
         model: Gives the values of constants.
         operands: The operands of the operation's subgraph.
-        operation: What to check.
+        operation: The operation to check.
         where: Begins every message, such as ``subgraph 0, operation 4``.
 
     Returns:

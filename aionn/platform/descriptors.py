@@ -10,7 +10,7 @@ The last closing of a memory frees its pages, 0.6 s for each GiB. That of an ino
 Invariants:
 1. No descriptor of a kind that is not known here is taken for usable, and no file of a mount that this process does not see.
 2. A descriptor is open during its check, so that its mount's number is not given to another mount.
-3. One thread closes memories, and at most ``OTHERS_MAX`` close all else; what comes beyond them waits, open. A closing that never
+3. One thread closes memories, and at most ``OTHERS_MAX`` close all else; further descriptors wait, open. A closing that never
    ends keeps no memory open.
 4. ``close_apart`` can be called by a finaliser: it waits for no lock.
 
@@ -85,7 +85,7 @@ class Kinds(NamedTuple):
 
     Attributes:
         foreign: Files of file systems that are not local, or that this process does not see.
-        useless: What each descriptor of another kind is, in a word.
+        useless: The kind of each descriptor of another kind, in a word.
     """
 
     foreign: set[int]
@@ -258,7 +258,7 @@ def close_apart(
     Args:
         fds: The descriptors, given to this call.
         on_closed: Called in that thread when all of them are closed, with the processor time in ns that it took.
-        mapping: What has mapped them, and has no other user from now on; released first.
+        mapping: The object that has mapped them, and has no other user from now on; released first.
     """
     _memories.put(_Job(fds, mapping, on_closed, _others))
 

@@ -47,7 +47,7 @@ def open_regular(path: str | os.PathLike[str], what: str) -> BufferedReader:
 
     Args:
         path: Where it is; links are followed.
-        what: What it is to the user, such as ``model``; begins the message of an error.
+        what: Its meaning to the user, such as ``model``; begins the message of an error.
 
     Raises:
         InvalidArgument: It cannot be opened, or is not a regular file; the message names it. ``MissingFile`` where none is there.

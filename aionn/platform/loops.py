@@ -81,7 +81,7 @@ async def finish(work: Coroutine[Any, Any, _T]) -> _T:
         asyncio.CancelledError: The caller was cancelled during the wait; the work has ended. Its result is lost, and its failure is
         the context of this error.
         GeneralFailure: The work was cancelled from within, as by a driver that cancels its own task: its caller was not.
-        Exception: What the work raised.
+        Exception: That of the work.
     """
     task = asyncio.get_running_loop().create_task(work, name="aionn-finish")
     # asyncio.run cancels all tasks of asyncio.all_tasks once its main task has ended; a waiter here keeps the loop alive then.
@@ -114,7 +114,7 @@ async def finish_all(works: Iterable[Callable[[], Coroutine[Any, Any, object]]])
     """Begins all works, each as ``finish`` does, and waits for the end of all of them. A failing one does not stop the rest.
 
     Raises:
-        BaseException: What the first of those raised that failed.
+        BaseException: That of the first of those that failed.
     """
     outcomes = await asyncio.gather(*(finish(work()) for work in works), return_exceptions=True)
     for outcome in outcomes:
@@ -159,7 +159,7 @@ def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], e
 
     Args:
         portal: Takes the question into its loop.
-        ask: What to await there.
+        ask: The coroutine to await there.
         ended: The error's message if the portal ends before the answer.
 
     Returns:
@@ -167,7 +167,7 @@ def wait_from_thread(portal: BlockingPortal, ask: Callable[[], Awaitable[_T]], e
 
     Raises:
         DeadObject: The portal has ended, or its task group was cancelled before the answer was there.
-        BaseException: What was raised there.
+        BaseException: That of the coroutine.
     """
     try:
         # Raised through the portal, an error would be in a reference cycle with the portal's frames, and so would all objects that

@@ -44,7 +44,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
     Args:
         module: Its full name.
-        arguments: What ``main`` gets, as a list.
+        arguments: The arguments of ``main``, as a list.
     """
     # Not by PYTHONPATH, which comes before the standard library whatever place an entry has here, and which the process's own
     # processes inherit, in which another Python may run.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from aionn.errors import shortages_told
+from aionn.errors import shortages_raised
 
 __all__ = ["start_thread"]
 
@@ -22,5 +22,5 @@ def start_thread(thread: threading.Thread, where: str) -> None:
     Raises:
         ResourceExhausted: There is no room for it (transient). It never ran, and must not be joined.
     """
-    with shortages_told(where):
+    with shortages_raised(where):
         thread.start()

@@ -120,7 +120,7 @@ def document(
     """A whole page.
 
     Args:
-        heading: What the reader sees first.
+        heading: The first line of the page.
         body: Elements, and texts, which are escaped.
         title: The name of the page's tab; None for the heading.
         style: Rules of this page alone, from a module of ours: they are not escaped.
@@ -196,7 +196,7 @@ def table(
     Args:
         heads: The columns' names; empty for a table of names and values, which needs none.
         rows: The cells.
-        caption: What the table shows.
+        caption: The subject of the table.
         text: Heads of columns of sentences, and of texts whose words may be broken anywhere.
     """
     count = len(heads) or max(map(len, rows), default=0)

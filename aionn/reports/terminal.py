@@ -7,7 +7,7 @@ Invariants:
 2. A sentence is one line in a file or a pipe, so that programs can read it; a terminal gets it in lines of whole words.
 3. Progress is drawn on standard error, and only where that is a terminal.
 4. A control character is written as its escape sequence in Python: a name in a file cannot command the terminal.
-5. A line about work in progress is dropped where it cannot be written: neither ``tell_line`` nor progress fails for that.
+5. A line about work in progress is dropped where it cannot be written: neither ``report_line`` nor progress fails for that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "printable",
     "progress_bar",
     "table_lines",
-    "tell_line",
+    "report_line",
     "write_out",
 ]
 
@@ -76,7 +76,7 @@ def print_line(
     write_out(out, _sentence(text, lead, indent, wraps, out))
 
 
-def tell_line(text: str, *, lead: str = "", wraps: bool = True, stream: TextIO | None = None) -> None:
+def report_line(text: str, *, lead: str = "", wraps: bool = True, stream: TextIO | None = None) -> None:
     """Prints a sentence about work that continues whether or not it is read: what the stream does not take now is dropped.
 
     Args:

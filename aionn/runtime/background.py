@@ -61,7 +61,7 @@ class Waiter:
     """An event that one task awaits until another wakes it: an ``anyio.Event`` costs three times as much.
 
     Attributes:
-        future: What it awaits.
+        future: The future that it awaits.
     """
 
     __slots__ = ("future",)
@@ -152,7 +152,7 @@ class Background:
         """Starts one short piece of work in a plain task: a third of the cost of one in the group.
 
         Args:
-            work: What to do; it raises nothing but cancellation.
+            work: The work to do; it raises nothing but cancellation.
             on_end: Called when it has ended, also when it was cancelled before it began.
         """
         task = self._later(work)

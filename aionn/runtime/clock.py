@@ -106,7 +106,7 @@ def mistake_in(deadline_ns: object, now: int, *, wall_ns: int, real_ns: int, sta
     """The usual mistake that a deadline is, and what to write instead; None for a deadline that may be meant.
 
     Args:
-        deadline_ns: What the application gave.
+        deadline_ns: The application's argument.
         now: The time on the clock of deadlines.
         wall_ns: ``time.time_ns()``.
         real_ns: CLOCK_MONOTONIC. Where it differs from ``now``, time is virtual and begins anywhere: the past is not judged.

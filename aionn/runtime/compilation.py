@@ -18,7 +18,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import numpy as np
 
-from aionn.errors import InvalidArgument, shortages_told
+from aionn.errors import InvalidArgument, shortages_raised
 from aionn.hal import Model, Priority, check_fences
 from aionn.platform.loops import finish, finish_all
 from aionn.runtime.background import Background
@@ -73,16 +73,16 @@ def _checked_fences(wait_for: Sequence[SyncFence]) -> tuple[SyncFence, ...]:
 class Compilation:
     """A model made ready. Close it with ``aclose`` or ``async with``; the runtime closes what is left.
 
-    One that is dropped is freed at its devices as well, soon after; what was made of it (bursts, reusable executions, executions
+    One that is dropped is freed at its devices as well, soon after; objects made of it (bursts, reusable executions, executions
     under way) keeps it until then.
 
     Attributes:
         model: The model.
-        inputs: What it takes.
-        outputs: What it gives.
+        inputs: Types and shapes of the inputs.
+        outputs: Types and shapes of the outputs.
         devices: Names of the devices that it runs on.
         placement: Which operation runs where, and why.
-        identity: What no other compilation has.
+        identity: A number that no other compilation has.
         from_cache: Whether every step came from the cache; the constants' memory (``model.pools``) may then be missing.
     """
 
@@ -127,7 +127,7 @@ class Compilation:
         self.placement = plan.placement
         self.from_cache = ready.from_cache
 
-    @shortages_told("replace")
+    @shortages_raised("replace")
     async def replace(self, model: Model | str | os.PathLike[str], *, deadline: int | None = None) -> None:
         """Has another model executed from now on, with the options of the first one and without a gap.
 

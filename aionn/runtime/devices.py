@@ -37,7 +37,7 @@ class RuntimeDevice:
         driver: Registered name of its driver; ``given`` for a device that the caller made, ``SERVED`` for one at a socket and
             ``REMOTE`` for one of a node, which may have other clients.
         hal: The driver contract's side of it.
-        info: What never changes for a build of its driver; asked for once.
+        info: The description that never changes for a build of its driver; asked for once.
         dispatcher: Its slots.
         reservations: The time of its slots that streams with a guarantee hold.
         is_asynchronous: Whether executions take the driver's asynchronous call.

@@ -1,4 +1,4 @@
-"""Which devices a runtime has: those that were given, those of served sockets, those of nodes, and those of drivers.
+"""The devices of a runtime: those that were given, those of served sockets, those of nodes, and those of drivers.
 
 Owns the devices' order, the reasons of those that are left out, and the refusal of what is neither a device nor a driver's name.
 
@@ -136,10 +136,10 @@ class Discovery:
         is_asked_for: Whether the caller named the drivers.
 
     Attributes:
-        scheduling: What driver processes get for their threads; to be set before ``find``, None if real time is off.
+        scheduling: The scheduling of the threads of driver processes; to be set before ``find``, None if real time is off.
         devices: The usable devices, in order of preference.
         unavailable: The unavailable devices, with the reasons.
-        unused: What was made or given and is in no use, to be closed with the runtime.
+        unused: Objects that were made or given and are not in use, to be closed with the runtime.
     """
 
     def __init__(self, settings: Settings, isolation: Isolation, *, is_asked_for: bool) -> None:

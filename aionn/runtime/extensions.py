@@ -1,4 +1,4 @@
-"""Which models may use which vendor extensions in a runtime.
+"""The permission of models to use vendor extensions in a runtime.
 
 Owns the check of a model before anything is done with it. ``aionn.drivers.registry`` defines the patterns, and applies the same
 policy to drivers in their own processes.
@@ -22,7 +22,7 @@ __all__ = ["check_extensions"]
 
 
 def check_extensions(model: object, policy: ExtensionPolicy, infos: Iterable[DeviceInfo]) -> None:
-    """Refuses a model for an extension that it uses; what is no ``Model`` can use none.
+    """Refuses a model for an extension that it uses; an object that is not a ``Model`` can use none.
 
     Raises:
         InvalidArgument: The extension is not allowed here, or two of the devices disagree on its operand types.

@@ -93,10 +93,10 @@ class ModelSummary(msgspec.Struct, frozen=True):
 
     Attributes:
         feature_level: The least that can express all of it.
-        subgraphs: How many there are.
-        operands: How many there are.
-        operands_by_lifetime: How many of each lifetime, by the spec's names.
-        operands_by_type: How many of each type, by the spec's names.
+        subgraphs: Number of subgraphs.
+        operands: Number of operands.
+        operands_by_lifetime: Number of operands of each lifetime, by the spec's names.
+        operands_by_type: Number of operands of each type, by the spec's names.
         constant_values: Elements of all constants.
         constant_bytes: Bytes of all constants.
         temporary_bytes: Bytes of all values between operations whose size is known.
@@ -212,12 +212,12 @@ async def ask_support(
     for device, question in zip(devices, questions, strict=True):
         supported, error = [False] * len(loaded.main.operations), ""
         try:
-            told = () if question is None else await device.hal.supported_operations(question.model)
+            flags = () if question is None else await device.hal.supported_operations(question.model)
             shown = () if question is None else question.operation_indexes
-            if len(told) != len(shown):
-                error = f"{len(shown)} operations, but {len(told)} answers"
+            if len(flags) != len(shown):
+                error = f"{len(shown)} operations, but {len(flags)} answers"
             else:
-                for index, is_supported in zip(shown, told, strict=True):
+                for index, is_supported in zip(shown, flags, strict=True):
                     supported[index] = bool(is_supported)
         except Error as e:
             error = str(e)

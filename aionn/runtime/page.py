@@ -33,7 +33,7 @@ def compilation_page(plan: Plan, *, title: str = "compilation") -> str:
     """The page's text.
 
     Args:
-        plan: What is drawn: its main subgraph, coloured by the devices that operations run on.
+        plan: The plan to draw: its main subgraph, coloured by the devices that operations run on.
         title: The page's.
 
     Raises:

@@ -23,7 +23,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from aionn.errors import DeviceUnavailable, Error, InvalidArgument, shortages_told, status_of
+from aionn.errors import DeviceUnavailable, Error, InvalidArgument, shortages_raised, status_of
 from aionn.hal import Device, DeviceInfo, ExecutionPreference, Model, Priority
 from aionn.models.importing import check_import_options
 from aionn.observability.log_tags import choose_tags
@@ -66,8 +66,8 @@ from aionn.runtime.telemetry import (
     Reporter,
     checked_listeners,
     failure_report_of,
+    notify,
     report_of,
-    tell,
     threads_report_of,
 )
 from aionn.runtime.traces import begin_trace, end_trace
@@ -193,7 +193,7 @@ class Runtime:
     Attributes:
         devices: The usable devices, in order of preference.
         unavailable: The unavailable devices, with the reasons.
-        settings: How it behaves.
+        settings: Its settings.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Runtime:
         """
         return await self.__aenter__()
 
-    @shortages_told("open")
+    @shortages_raised("open")
     async def __aenter__(self) -> Self:
         if self._was_started:
             raise InvalidArgument("open: expected a runtime that was not opened before; use aionn.open again")
@@ -308,7 +308,7 @@ class Runtime:
         known = ", ".join(device.name for device in self.devices)
         raise InvalidArgument(f"device: expected one of {known}; got {name!r}")
 
-    @shortages_told("supported_operations")
+    @shortages_raised("supported_operations")
     async def supported_operations(
         self,
         model: Model | str | os.PathLike[str],
@@ -318,7 +318,7 @@ class Runtime:
         input_shapes: Mapping[str, Sequence[int]] | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> tuple[Support, ...]:
-        """Which device can run which operation of a model's main subgraph. Nothing is compiled.
+        """The operations of a model's main subgraph that each device can run. Nothing is compiled.
 
         Args:
             model: A model, or the path of a .tflite or .onnx file.
@@ -343,7 +343,7 @@ class Runtime:
             raise InvalidArgument(f"{where}: the runtime is not open; use it with async with")
         self._background.home.check(where)
 
-    @shortages_told("compile")
+    @shortages_raised("compile")
     async def compile(
         self,
         model: Model | str | os.PathLike[str],
@@ -493,7 +493,7 @@ class Runtime:
         Args:
             inputs: Which inputs it will be: compilation and index.
             outputs: Which outputs it will be.
-            shape: What is known of its shape beyond that of its uses.
+            shape: Facts about its shape beyond those of its uses.
 
         Returns:
             A device's memory where all uses are on one device that has memories, else shared memory.
@@ -530,7 +530,7 @@ class Runtime:
     async def _report_threads(self) -> None:
         """Reports the threads to the listeners, if real time is in use and they changed."""
         if self._listeners and self._realtime.scheduling is not None:
-            tell(self._listeners, threads_report_of((await self.realtime()).processes))
+            notify(self._listeners, threads_report_of((await self.realtime()).processes))
 
     async def copy(self, source: OwnMemory, destination: OwnMemory) -> None:
         """Copies the values of one memory into another; to itself is nothing.

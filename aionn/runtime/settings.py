@@ -54,7 +54,7 @@ class PartitionMode(enum.StrEnum):
 
 
 class ExecutionPath(enum.StrEnum):
-    """Which of the driver's calls an execution takes."""
+    """The driver's call that an execution takes."""
 
     SYNC = "sync"
     ASYNC = "async"
@@ -81,8 +81,8 @@ class Variable(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Its name.
-        default: What holds without it.
-        meaning: What it sets, and how.
+        default: The value that holds without it.
+        meaning: Its effect.
         option: The option of ``aionn.open`` that wins over it; empty for none.
     """
 
@@ -190,11 +190,11 @@ class Settings(msgspec.Struct, frozen=True):
         enabled_devices: Regular expression for whole device names.
         cpu_only: Whether only the reference device is used.
         partition: The permitted divisions of a model.
-        execution_path: Which of the driver's calls an execution takes.
+        execution_path: The driver's call that an execution takes.
         sockets: Where served devices are.
         fleet: Where nodes are.
-        burst_controller_polling_us: How long a burst looks for a result before it sleeps, in microseconds.
-        burst_server_polling_us: How long the driver's end looks for a request before it sleeps, in microseconds.
+        burst_controller_polling_us: Microseconds for which a burst looks for a result before it sleeps.
+        burst_server_polling_us: Microseconds for which the driver's end looks for a request before it sleeps.
         log: Log tags; None leaves them to the variable.
         extensions: Vendor extensions that may be used.
         spare_processes: Whether a spare process is kept for each driver process that has served for a while.

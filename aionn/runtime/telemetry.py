@@ -47,7 +47,7 @@ __all__ = [
     "session_id",
     "session_number",
     "structure_digest",
-    "tell",
+    "notify",
     "threads_report_of",
 ]
 
@@ -77,11 +77,11 @@ class Report(msgspec.Struct, frozen=True):
         session: A number for this process's session.
         model: Digest of the model's structure, without its constants; empty for a file that could not be loaded.
         devices: ``name=version`` of the devices, sorted; of a compilation that failed, all that could have been used.
-        status: How it ended.
-        input_class: What kind of numbers the inputs are.
-        output_class: What kind of numbers the outputs are.
+        status: The status of its end.
+        input_class: The kind of numbers in the inputs.
+        output_class: The kind of numbers in the outputs.
         took_ns: From the call to its end.
-        on_device_ns: What the devices measured; None where they did not.
+        on_device_ns: Time measured by the devices; None where they measured none.
         fallback: Whether the reference device stepped in.
         chosen_devices: Whether the application chose the devices.
         from_cache: Whether the compilation came from a cache.
@@ -225,7 +225,7 @@ class Reporter:
 
     def compiled(self, took_ns: int) -> None:
         """Reports the compilation."""
-        tell(self._listeners, msgspec.structs.replace(self._base, took_ns=took_ns))
+        notify(self._listeners, msgspec.structs.replace(self._base, took_ns=took_ns))
 
     def executed(self, status: ErrorStatus, result: Result | None, took_ns: int) -> None:
         """Reports an execution that has ended, with its result where it has one."""
@@ -237,10 +237,10 @@ class Reporter:
             on_device_ns=None if result is None else result.timing.time_on_device_ns,
             fallback=result is not None and bool(result.fallback),
         )
-        tell(self._listeners, report)
+        notify(self._listeners, report)
 
 
-def tell(listeners: Sequence[Listener], report: Report) -> None:
+def notify(listeners: Sequence[Listener], report: Report) -> None:
     """Calls every listener."""
     for listener in listeners:
         try:

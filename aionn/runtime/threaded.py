@@ -49,7 +49,7 @@ class _Call(Generic[_T]):
     Attributes:
         is_cancelled: Whether the caller was interrupted, and does not wait any more.
         scope: Where it runs; None until it has begun.
-        answer: How it ended; None where the runtime was closed during the call.
+        answer: The result or the error; None where the runtime was closed during the call.
     """
 
     # A ``concurrent.futures.Future`` has a lock that is written in Python: a thread that is interrupted just after it has taken

@@ -73,7 +73,7 @@ def begin_trace(path: str | os.PathLike[str] | None, *, process: str = "applicat
 
     Args:
         path: The file; None takes the variable's.
-        process: What this process is called in the trace.
+        process: The name of this process in the trace.
 
     Returns:
         Whether ``end_trace`` ends it. A trace of the variable ends with the process: there may be several runtimes, but one trace.
@@ -129,11 +129,11 @@ class TraceSummary(msgspec.Struct, frozen=True):
     """Where the time went.
 
     Attributes:
-        executions: How many executions there were.
-        processes: How many processes took part.
+        executions: Number of executions.
+        processes: Number of processes that took part.
         wall_ms: From the first section's start to the last one's end.
         rows: By layer's name and column's name, milliseconds; None where nothing was measured.
-        application: What the application called this part; empty for the whole trace.
+        application: The application's name for this part; empty for the whole trace.
     """
 
     executions: int

@@ -124,7 +124,7 @@ class SlotCost(msgspec.Struct, frozen=True, kw_only=True):
     """The device time of one frame on a slot.
 
     Attributes:
-        duration_ns: The longest duration that counts as expected; what takes longer overruns. It includes what two preemptions
+        duration_ns: The longest duration that counts as expected; a longer one overruns. It includes what two preemptions
             cost.
         piece_ns: The longest time in it without a boundary; ``duration_ns`` where the device cannot preempt.
 
@@ -179,7 +179,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         fits: Whether no frame can be lost.
-        limit: What decides: ``demand``; ``share`` where more than the cap would be reserved; ``points`` where the test has no
+        limit: The deciding limit: ``demand``; ``share`` where more than the cap would be reserved; ``points`` where the test has no
             result within its bounds.
         share_ppm: The share of all streams together, in millionths of the slot.
         own_ppm: That of the new one.

@@ -81,11 +81,11 @@ class Frame:
         is_reserved: Whether it belongs to the reserved class now.
         is_rejected: Whether it may not run: it is not reserved, and as best effort it could delay reserved frames for too long.
         urgent_ns: The deadline that it is sorted by.
-        left_ns: What is left of its budget.
+        left_ns: The rest of its budget.
         since_ns: The time at which it got its slot; None while it has none.
         arrived_ns: When it came.
         has_waited: Whether it waited for its slot.
-        blocked_ns: How much longer than was counted with executions before it have kept its slot.
+        blocked_ns: Time by which executions before it have kept its slot for longer than was counted with.
         missing_ns: The time that it lacked when it was rejected while it waited, if those before it take what is counted with; 0
             for one that was not rejected.
     """
@@ -227,7 +227,7 @@ class BandwidthServer:
         is_withdrawn: Whether the reservation has ended, or its slot is down: no frame is reserved then.
         frame_count: Number of frames that came.
         counts: Number of those with each label.
-        stalls: What the machine did not run the event loop for.
+        stalls: Times during which the machine did not run the event loop.
     """
 
     __slots__ = (
@@ -333,7 +333,7 @@ class BandwidthServer:
             if self.stalls.since(own_ns, now_ns) >= late_ns:
                 label = Label.STALLED
         elif self._late is not None:
-            # It came as promised: the cause is what moved the captures.
+            # It came as promised: the moved captures are the cause.
             label = self._late[0]
         self._late = label, own_ns
         return label

@@ -1,6 +1,6 @@
 """The event loop's shell around the policy: wait for a slot of a device, hold it, give it back.
 
-Owns the waiting of tasks and the learning of durations; ``aionn.scheduler.policy`` decides which job gets a slot.
+Owns the waiting of tasks and the learning of durations; ``aionn.scheduler.planning_policy`` decides which job gets a slot.
 
 Invariants:
 1. No more than ``slot_count`` slots are held concurrently. Where the device can preempt jobs between operations, a more urgent
@@ -41,8 +41,8 @@ from aionn.scheduler.job import (
     Reason,
     Start,
 )
-from aionn.scheduler.planner import WAITING_MAX, PlannedQueue
-from aionn.scheduler.policy import PlanPolicy, start_immediately
+from aionn.scheduler.planned_queue import WAITING_MAX, PlannedQueue
+from aionn.scheduler.planning_policy import PlanPolicy, start_immediately
 from aionn.scheduler.ready_queue import QueueStatistics
 
 __all__ = ["Dispatcher", "Outcome", "TaskJob"]
@@ -166,7 +166,7 @@ class Dispatcher:
         Args:
             priority: Its class.
             deadline_ns: Absolute; None means no deadline.
-            model: What to learn durations by; None to learn nothing and to expect no duration.
+            model: The key by which durations are learnt; None to learn nothing and to expect no duration.
             declared_ns: The duration that its driver declares, used until enough was learnt; None if it declares none.
             urgent_ns: The deadline that one who waits for this job leaves it, where that is sooner than its own.
             server: The server of the reservation that this is a frame of; ``job.frame`` then has the label. None for best effort.
@@ -579,16 +579,16 @@ def _error(job: Job, reason: Reason, now_ns: int, *, has_waited: bool) -> Missed
     if reason is Reason.FULL:
         return ResourceExhausted(f"scheduler: {reason.value}", transient=True)
     if reason is Reason.TOO_LONG:
-        told = f"scheduler: {reason.value}: {duration_text(job.durations_ns[0])}"
+        message = f"scheduler: {reason.value}: {duration_text(job.durations_ns[0])}"
         has_deadline = job.deadline_ns != NEVER_NS
-        return MissedDeadline(told) if has_deadline else ResourceExhausted(told, transient=True)
+        return MissedDeadline(message) if has_deadline else ResourceExhausted(message, transient=True)
     if reason is Reason.IMPOSSIBLE:
         needed, left_ns = job.shortest_ns, job.deadline_ns - now_ns
-        told = (
+        message = (
             f"scheduler: even an idle device needs {duration_text(needed)}, and {duration_text(max(0, left_ns))} are left"
             f" before the deadline: too late by {duration_text(needed - left_ns)}"
         )
-        return MissedDeadline(told, transient=False)
+        return MissedDeadline(message, transient=False)
     if reason is Reason.EXPIRED and not has_waited:
         late = duration_text(now_ns - job.deadline_ns)
         return MissedDeadline(

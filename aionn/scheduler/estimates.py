@@ -39,7 +39,7 @@ class Estimates:
 
     Args:
         quantile: Which share of executions should take no longer than expected; above 0 and at most 1.
-        window: How many timings of a pair count.
+        window: Number of timings of a pair that count.
     """
 
     def __init__(self, *, quantile: float = 0.99, window: int = 64) -> None:
@@ -100,7 +100,7 @@ class Estimates:
 
         Args:
             key: Model and device.
-            default_ns: What is believed as long as nothing was observed; the least duration, as long as little was.
+            default_ns: The estimate as long as nothing was observed; the least duration, as long as little was.
         """
         pair = self._seen.get(key)
         if pair is None:

@@ -74,14 +74,14 @@ class Job:
         least_ns: Per device, what no execution takes less than, for where the time left is too short for ``durations_ns``; None
             where both are the same.
         shortest_ns: The least of these: with less time left than that it is certain to be late.
-        urgent_ns: What it is sorted by within its class: its deadline, or what a follower's deadline makes of it where that is
+        urgent_ns: The time by which it is sorted within its class: its deadline, or the time from a follower's deadline if that is
             sooner.
         rank: The class that it is sorted into: its priority, or more once it has aged; ``RESERVED`` for a reserved frame.
         key: Its place in the order; the least goes first.
         device: The device that holds its intermediate results; -1 before its first start.
         state: Where it is.
         has_run: Whether it was ever started.
-        frame: What its stream's reservation gives it; None for a job without a reservation.
+        frame: The frame of its stream's reservation; None for a job without a reservation.
     """
 
     __slots__ = (
@@ -159,7 +159,7 @@ class DeviceSlot:
     Attributes:
         index: Its number among all slots.
         device: Index of its device.
-        job: What runs; None when free.
+        job: The job that runs; None when free.
         ends_ns: When the running job is expected to end.
         is_stopping: Whether the running job was asked to stop at its next boundary.
         can_preempt: Whether best-effort jobs may be preempted for each other: a shell may limit what waits at the device.
@@ -208,7 +208,7 @@ class Start(msgspec.Struct, frozen=True, gc=False):
 
 
 class Preempt(msgspec.Struct, frozen=True, gc=False):
-    """Stop a slot's job at its next boundary, for another's sake; what is left of it waits again."""
+    """Stop a slot's job at its next boundary, for another's sake; the rest of it waits again."""
 
     slot: DeviceSlot
     by: Job

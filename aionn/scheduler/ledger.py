@@ -65,7 +65,7 @@ class Reservation(msgspec.Struct, frozen=True):
     Attributes:
         number: Its number in the ledger, never used again.
         client: The client that holds it.
-        terms: What was promised.
+        terms: The terms that were promised.
         cost: The device time of a frame on its slot.
         slot: The index of its slot.
         slot_name: The slot's name.
@@ -356,7 +356,7 @@ class Ledger:
         return found
 
     def restore(self, slot: int) -> None:
-        """The device of a slot is back; what was withdrawn must be admitted anew."""
+        """The device of a slot is back; withdrawn reservations must be admitted anew."""
         self._check_slots([slot])
         self._is_up[slot] = True
 

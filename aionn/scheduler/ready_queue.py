@@ -1,7 +1,7 @@
 """The interface between shells and policies: the queue of the jobs that wait, and the function that decides about them.
 
-Owns what every policy has in common, so that a shell or the simulator can run any of them. ``aionn.scheduler.policy`` plans ahead,
-``aionn.scheduler.plain`` keeps an order.
+Owns what every policy has in common, so that a shell or the simulator can run any of them. ``planning_policy`` plans ahead,
+``plain_policy`` keeps an order.
 
 Invariants:
 1. Neither a queue nor a policy reads a clock or waits; the same calls give the same decisions.
@@ -24,15 +24,15 @@ class QueueStatistics(msgspec.Struct, frozen=True):
     """Counts of passed and of waiting jobs.
 
     Attributes:
-        waiting: How many wait now.
-        planned: How many of them are planned on a slot.
-        entered: How many came.
+        waiting: Number of jobs that wait now.
+        planned: Number of those that are planned on a slot.
+        entered: Number of jobs that came.
         rejected: Number of those that were rejected on arrival.
         started: Starts, after a preemption counted again.
-        moved: How many changed their slot for another's sake.
-        displaced: How many lost their plan to another.
+        moved: Number of jobs that changed their slot for another's sake.
+        displaced: Number of jobs that lost their plan to another.
         retried: Number of jobs that were planned after standby.
-        aged: How many went ahead because of their age.
+        aged: Number of jobs that went ahead because of their age.
         aborted: Number of waiting jobs that were rejected, by reason.
     """
 

@@ -32,7 +32,7 @@ from aionn.scheduler.job import (
     Reason,
     Start,
 )
-from aionn.scheduler.plan import Key
+from aionn.scheduler.slot_plan import Key
 
 __all__ = ["ReservedQueue"]
 

@@ -40,10 +40,10 @@ from aionn.scheduler.job import (
     Reason,
     Start,
 )
-from aionn.scheduler.plan import Key
-from aionn.scheduler.planner import WAITING_MAX, PlannedQueue
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planned_queue import WAITING_MAX, PlannedQueue
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
+from aionn.scheduler.slot_plan import Key
 
 __all__ = ["ClientJob", "SharedSlots"]
 

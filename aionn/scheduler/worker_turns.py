@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
-from aionn.scheduler.plain import PlainPolicy
+from aionn.scheduler.plain_policy import PlainPolicy
 from aionn.scheduler.shared_slots import ClientJob, SharedSlots
 
 __all__ = ["BESIDE_MAX", "WorkerTurns"]
@@ -80,7 +80,7 @@ class WorkerTurns:
 
         Args:
             owner: The client, or its ``Connection``; None where there is but one.
-            call: What to call.
+            call: The function to call.
             arguments: Its arguments.
 
         Raises:

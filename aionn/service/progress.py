@@ -59,7 +59,7 @@ class Progress:
     """Watches the device of this process until it is closed.
 
     Args:
-        hang_after_s: How long work may continue without any of it ending; None means no watch. Waiting for a turn counts as work.
+        hang_after_s: Time in which some of the work must end; None means no watch. Waiting for a turn counts as work.
         now_s: The clock, in seconds.
     """
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority
 from aionn.scheduler.job import NEVER_NS, Abort, Action, DeviceSlot, Job, Preempt, Reason, Start
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
 
 __all__ = ["POLICIES", "BacklogPolicy", "policy_named"]

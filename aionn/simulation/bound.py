@@ -134,7 +134,7 @@ def total_bound(
         requests: As for ``on_time_bound``.
         slots: As for ``on_time_bound``.
         migrates: As for ``on_time_bound``.
-        least: How many of some priorities must end on time all the same, no more than can; None means no such condition.
+        least: Number of jobs of some priorities that must end on time all the same, no more than can; None means no such condition.
 
     Raises:
         DeviceUnavailable: scipy is not installed.

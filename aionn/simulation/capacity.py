@@ -18,7 +18,7 @@ from aionn.reports.html_page import document, element, key, table
 from aionn.reports.plots import curves
 from aionn.scheduler.admission import SHARE_PPM, Demand, SlotCost, StreamTerms
 from aionn.scheduler.ledger import Ledger, Reservation
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.simulation.checkers import broken_guarantees
 from aionn.simulation.engine import Engine
 from aionn.simulation.phasings import PHASINGS, phased_arrivals

@@ -15,7 +15,7 @@ from typing import Any
 from aionn.hal import Priority
 from aionn.scheduler.bandwidth import Label
 from aionn.scheduler.job import Abort, Action, DeviceSlot, JobState, Preempt
-from aionn.scheduler.planner import AGE_NS
+from aionn.scheduler.planned_queue import AGE_NS
 from aionn.scheduler.ready_queue import Policy
 from aionn.simulation.engine import Engine, Event, Outcome, Scenario, slots_of
 from aionn.simulation.workload import PRIORITIES
@@ -141,18 +141,18 @@ def _slots(scenario: Scenario, events: Sequence[Event]) -> list[str]:
 
 def _answers(scenario: Scenario, events: Sequence[Event], outcomes: Sequence[Outcome | None]) -> list[str]:
     """Every request has one answer, the first; nothing starts after it."""
-    told: dict[int, str] = {}
+    reported: dict[int, str] = {}
     found = []
     for at_ns, kind, number, _ in events:
         if kind in ANSWERS:
-            if number in told:
-                found.append(f"{at_ns} ns: request {number} is reported as {kind} after {told[number]}")
-            told[number] = kind
-        elif kind == "start" and number in told:
-            found.append(f"{at_ns} ns: request {number} starts after it was reported as {told[number]}")
+            if number in reported:
+                found.append(f"{at_ns} ns: request {number} is reported as {kind} after {reported[number]}")
+            reported[number] = kind
+        elif kind == "start" and number in reported:
+            found.append(f"{at_ns} ns: request {number} starts after it was reported as {reported[number]}")
     for number in range(len(scenario.arrivals)):
         outcome = outcomes[number]
-        if outcome is None or told.get(number) != outcome.kind:
+        if outcome is None or reported.get(number) != outcome.kind:
             found.append(f"request {number} has no answer, or not the one that was reported")
     return found
 
@@ -270,8 +270,8 @@ class Watched:
         policy: One whose queue has ``plans``.
 
     Attributes:
-        breaches: What was found.
-        decisions: How many were checked.
+        breaches: The breaches that were found.
+        decisions: Number of decisions that were checked.
     """
 
     def __init__(self, policy: Policy) -> None:

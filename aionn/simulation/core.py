@@ -24,7 +24,7 @@ class Core:
 
     Attributes:
         now_ns: The time.
-        events: How many have run.
+        events: Number of events that have run.
     """
 
     __slots__ = ("_heap", "_next", "events", "now_ns")

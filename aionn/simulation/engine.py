@@ -31,7 +31,7 @@ from aionn.hal import Priority
 from aionn.scheduler.bandwidth import BandwidthServer, Frame, Label
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import NEVER_NS, Abort, DeviceSlot, Job, JobState, Preempt, Start
-from aionn.scheduler.planner import PlannedQueue
+from aionn.scheduler.planned_queue import PlannedQueue
 from aionn.scheduler.ready_queue import Policy
 from aionn.simulation.core import Core
 from aionn.simulation.reservations import Admission, admit_streams
@@ -88,9 +88,9 @@ class Engine:
     """One run of a scenario under a policy.
 
     Args:
-        scenario: What to run.
-        policy: Who decides.
-        estimates: What is believed of durations, learnt while running; None for the exact ones.
+        scenario: The scenario to run.
+        policy: The policy that decides.
+        estimates: Estimates of durations, learnt while running; None for the exact ones.
         is_clock_held: Whether open bursts keep the devices' clocks at their full rate.
         record: Whether to keep the events.
         answers_twice: Whether devices repeat their answers, as a broken driver may.
@@ -214,7 +214,7 @@ class Engine:
         reason = self.queue.add(job, now_ns)
         if reason is not None:
             job.state = JobState.ENDED
-            self._tell(number, "refused", -1, reason.value)
+            self._report(number, "refused", -1, reason.value)
             return
         self._decide()
 
@@ -262,7 +262,7 @@ class Engine:
         else:
             self._ask_to_stop(next(slot for slot in self.slots if slot.job is job))
         job.state = JobState.ENDED
-        self._tell(job.number, "aborted", -1, action.reason.value)
+        self._report(job.number, "aborted", -1, action.reason.value)
 
     # --- Running ---
 
@@ -407,7 +407,7 @@ class Engine:
         is_on_time = now_ns <= job.deadline_ns
         if job.state is not JobState.ENDED:
             job.state = JobState.ENDED
-            self._tell(
+            self._report(
                 job.number, "on_time" if is_on_time else "late", slot.device, "" if is_on_time else "late"
             )
         else:
@@ -447,7 +447,7 @@ class Engine:
             self.events.append((self.core.now_ns, "lost", job.number, slot.index))
         if job.state is not JobState.ENDED:
             job.state = JobState.ENDED
-            self._tell(job.number, "failed", slot.device, why)
+            self._report(job.number, "failed", slot.device, why)
         self._leave(job)
 
     def _die(self, what: tuple[DeviceSlot, int]) -> None:
@@ -483,7 +483,7 @@ class Engine:
 
     # --- Answers ---
 
-    def _tell(self, number: int, kind: str, device: int, why: str) -> None:
+    def _report(self, number: int, kind: str, device: int, why: str) -> None:
         assert self.outcomes[number] is None, "the first answer wins"
         self.outcomes[number] = Outcome(number, kind, self.core.now_ns, device, why)
         if self._record:
@@ -494,7 +494,7 @@ class Engine:
             if kind == "on_time":
                 self.core.after(0, self._enter, follower)
             else:
-                self._tell(follower, "failed", -1, "the request that it follows failed")
+                self._report(follower, "failed", -1, "the request that it follows failed")
 
 
 def _chains(

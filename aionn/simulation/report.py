@@ -42,12 +42,12 @@ class ClassReport(msgspec.Struct, frozen=True):
 
     Attributes:
         priority: ``high``, ``medium`` or ``low``.
-        requests: How many came.
-        on_time: How many ended by their deadline.
-        late: How many ended after it.
+        requests: Number of requests.
+        on_time: Number of those that ended by their deadline.
+        late: Number of those that ended after it.
         aborted: Number of aborted ones.
         refused: Number of those rejected on arrival.
-        failed: How many failed with their device or with what they followed.
+        failed: Number of those that failed with their device or with what they followed.
         latency_ms: Of those on time, by quantile: 0.5, 0.9, 0.99, 1.
     """
 
@@ -67,7 +67,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
     Attributes:
         name: Its name.
         busy_share: Busy time of its slots over the time of the run.
-        energy_j: What it drew.
+        energy_j: The energy that it used.
     """
 
     name: str
@@ -106,14 +106,14 @@ class Report(msgspec.Struct, frozen=True):
 
     Attributes:
         workload: Its name.
-        policy: Who decided.
+        policy: The policy that decided.
         seed: Of arrivals, noise and faults.
         simulated_s: Until the last event.
-        events: How many the simulation took.
+        events: Number of events of the simulation.
         classes: By priority, HIGH first.
         devices: In the workload's order.
         wasted_share: Device time of jobs that did not end on time, over all device time used.
-        reasons: How many were not on time, by reason.
+        reasons: Number of those that were not on time, by reason.
         digest: SHA-256 of the record of events.
         reservations: The streams with a guarantee, in the workload's order.
     """

@@ -24,7 +24,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
     Attributes:
         workload: Where it came from.
-        devices: What it runs on.
+        devices: The devices that it runs on.
         arrivals: The requests.
         durations_ns: Per stream and device, those of the operations; None where it cannot run.
         seed: Of the arrivals, the noise and the faults.

@@ -74,9 +74,9 @@ class DescribedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A model by its numbers, or from a file.
 
     Attributes:
-        name: What streams call it.
+        name: The name by which streams refer to it.
         file: Path of a .tflite or .onnx file, relative to the workload's; None for a model by numbers.
-        operations: How many operations of equal size.
+        operations: Number of operations of equal size.
         arithmetic: Multiplications and additions of one execution, counted singly.
         size_bytes: Bytes moved by one execution.
         memory_bytes: Constants and temporaries together.
@@ -190,7 +190,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         name: Its name.
-        duration_s: Arrivals stop here; what has arrived is run to its end.
+        duration_s: Arrivals stop here; the jobs that have arrived run to their end.
         devices: A ready set's name, or names of ready or described devices, or paths of their files.
         stream: The kinds of requests.
         model: Models beside the ready ones.
@@ -456,8 +456,8 @@ def durations_of(
         cost = costs[stream.model]
         reasons = [unsupported_reason(device, cost) for device in devices]
         if None not in reasons:
-            told = "; ".join(f"{d.name}: {reason}" for d, reason in zip(devices, reasons, strict=True))
-            raise InvalidArgument(f"stream {stream.name}: no device can run model {stream.model}: {told}")
+            text = "; ".join(f"{d.name}: {reason}" for d, reason in zip(devices, reasons, strict=True))
+            raise InvalidArgument(f"stream {stream.name}: no device can run model {stream.model}: {text}")
         table.append(
             tuple(
                 operation_durations_ns(device, cost) if reason is None else None

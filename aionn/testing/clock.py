@@ -94,8 +94,8 @@ class VirtualClock:
             nothing is expected.
 
     Attributes:
-        jump_count: How often time has moved.
-        run_count: How often a loop began to run on this clock.
+        jump_count: Number of times that time has moved.
+        run_count: Number of times that a loop began to run on this clock.
 
     Raises:
         ValueError: A number is negative or not finite.
@@ -458,7 +458,7 @@ def _driving(loop: VirtualClockLoop) -> Iterator[None]:
 @contextlib.contextmanager
 def new_loops(clock: VirtualClock | None) -> Iterator[None]:
     """While inside, a loop that is made without a factory of its own (``asyncio.run``, ``asyncio.Runner``, test plugins) is one on
-    this clock; with None it is what it would be anyway, which undoes an outer ``new_loops``."""
+    this clock; with None as without this function, which undoes an outer ``new_loops``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Policies go away with Python 3.16.
         policy = asyncio.get_event_loop_policy()
@@ -509,8 +509,8 @@ def _place_of_task(task: asyncio.Task[Any]) -> str:
         waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
     if not frames:
         return "at its end"
-    told = [f for f in frames if f.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY]
-    return _place_of_frame((told or frames)[-1])
+    own = [f for f in frames if f.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY]
+    return _place_of_frame((own or frames)[-1])
 
 
 def run(main: Callable[..., Coroutine[Any, Any, _T]], *args: Any, clock: VirtualClock | None = None) -> _T:
@@ -518,7 +518,7 @@ def run(main: Callable[..., Coroutine[Any, Any, _T]], *args: Any, clock: Virtual
 
     Args:
         main: A coroutine function.
-        *args: What it is called with.
+        *args: The arguments of the call.
         clock: The clock; None for a new one that begins at 0.
 
     Raises:

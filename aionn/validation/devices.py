@@ -170,7 +170,7 @@ def check_cache_files(cache: CacheFiles, counts: CacheFileCounts | None = None) 
 
     Args:
         cache: The files and the token.
-        counts: How many files the device wants; None leaves the counts at the spec's limit.
+        counts: Number of files that the device wants; None leaves the counts at the spec's limit.
 
     Raises:
         InvalidArgument: Too many files or another number than wanted, a descriptor that is not open, or a token of wrong length.
@@ -218,7 +218,7 @@ def check_buffer_roles(
     """Checks what a device memory is meant for.
 
     Args:
-        desc: What the caller knows of its shape.
+        desc: The caller's knowledge of its shape.
         models: The prepared models' models; roles refer to them by index.
         input_roles: Inputs that it may be.
         output_roles: Outputs that it may be.

@@ -50,8 +50,8 @@ def check_field_types(value: object, kind: Any, where: str) -> None:
 
     Args:
         value: The record.
-        kind: What it has to be: a Struct or a NamedTuple of ``aionn.hal``, or a ``Sequence`` of one.
-        where: How the message names it, such as ``request``.
+        kind: The type that it must have: a Struct or a NamedTuple of ``aionn.hal``, or a ``Sequence`` of one.
+        where: Its name in the message, such as ``request``.
 
     Raises:
         InvalidModel: A field of a model holds a value of another type. The message begins with its place, such as

@@ -1,6 +1,6 @@
 """Whole models against the rules: pools, extensions, operands, operations, order, references between subgraphs.
 
-Owns the order of the checks and everything that one subgraph can show; what takes two subgraphs is in ``control_flow``, a single
+Owns the order of the checks and everything that one subgraph can show; checks of two subgraphs are in ``control_flow``, a single
 operation's contract in ``aionn.ops``.
 
 Invariants:
@@ -78,7 +78,7 @@ OMITTABLE = frozenset(
 
 
 def needed_inputs(model: Model) -> frozenset[int]:
-    """Which of a model's inputs no execution may leave out: what an operation reads that takes no operand without a value."""
+    """The inputs of a model that no execution may leave out: an operation reads them that takes no operand without a value."""
     read = {
         index
         for operation in model.main.operations

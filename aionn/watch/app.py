@@ -56,7 +56,7 @@ class WatchApp:
 
     Args:
         source: A collector, or what gives figures and pictures of one in another process.
-        token: What the query of each request must have, as ``?token=...``; None means no token, where the application around this
+        token: A token that the query of each request must have, as ``?token=...``; None means none, if the application around this
             one checks its users.
         hosts: Names by which this machine is reached, besides ``localhost``; None accepts all, where the application around
             this one checks them.

@@ -69,7 +69,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     Attributes:
         at_ns: The moment, CLOCK_MONOTONIC.
-        title: What the figures are of.
+        title: The subject of the figures.
         streams: In the order in which they were added.
         devices: In the order in which they were added.
     """
@@ -90,7 +90,7 @@ class Collector:
     """Collects figures; one for an application is enough.
 
     Args:
-        title: What the figures are of; the page's heading.
+        title: The subject of the figures; the page's heading.
 
     Attributes:
         title: See above.

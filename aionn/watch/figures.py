@@ -22,7 +22,7 @@ from aionn.watch.histogram import Histogram, Quantiles, Recent, bucket_of
 __all__ = ["STAGES", "WINDOW_S", "Outcome", "Second", "SourceFigures", "StreamFigures", "StreamSnapshot"]
 
 WINDOW_S = 60
-"""Seconds that are kept one by one: a minute is what a person watches to see an effect."""
+"""Seconds that are kept one by one: a person watches for a minute to see an effect."""
 
 RECENT_NS = 5_000_000_000
 """Half of the time that "recent" quantiles cover: long enough for 150 frames, short enough to see a change."""
@@ -45,7 +45,7 @@ class Second(msgspec.Struct, array_like=True):
     """The results of one second.
 
     Attributes:
-        ago_s: How many seconds ago it was; 0 is the current second.
+        ago_s: Seconds since then; 0 is the current second.
         on_time: Results that were on time.
         late: Late results.
         dropped: Items without a result, dropped or lost.
@@ -162,7 +162,7 @@ class StreamFigures:
         name: See above.
         within_ns: See above.
         counts: Results by outcome.
-        labels: How often each label was the first finding.
+        labels: Number of times that each label was the first finding.
         findings: Of the last result.
         has_pictures: Whether its items have pictures.
     """

@@ -48,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
         stream: Number of the picture's stream.
         height: Rows.
         width: Pixels of a row.
-        shot: What belongs to the picture.
+        shot: The data that belong to the picture.
     """
 
     kind: Literal["figures", "picture"]

@@ -73,7 +73,7 @@ class WatchPage:
         host: An address of this machine, or ``localhost``. Anything but a loopback address lets other machines connect, without
             encryption.
         port: 0 takes a free one.
-        token: What the address must have; None makes one.
+        token: The token that the address must have; None makes one.
         hosts: Names by which the page is reached, besides ``localhost``, such as that of a proxy.
 
     Attributes:

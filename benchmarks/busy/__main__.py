@@ -55,7 +55,7 @@ OURS = "aionn real time"
 
 
 def run_block(contender: str, seconds: float) -> dict[str, list[float]]:
-    """What one contender measured in one block."""
+    """The measurements of one contender in one block."""
     command = [sys.executable, "-m", "benchmarks.busy.contenders", contender, str(seconds)]
     ended = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=BLOCK_S_MAX)
     found: dict[str, list[float]] = json.loads(ended.stdout)

@@ -36,13 +36,13 @@ Execute = Callable[[Any], Awaitable[object]]
 
 
 class Result:
-    """What a contender measured.
+    """The measurements of a contender.
 
     Attributes:
         frames_ms: From the due time of each frame to its result.
         windows_ms: The same for the windows of the recording.
         low_count: Executions of the LOW flood.
-        note: What the machine granted.
+        note: The rights that the machine granted.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How many streams of 30 frames/s keep their deadlines, and what happens to all of them when there is one too many.
+"""The number of streams of 30 frames/s that keep their deadlines, and the fate of all of them when one more runs.
 
 Contenders, on the same engine and each in a process of its own: aionn with a guarantee, and as best effort with deadlines; the
 engine in worker threads behind one queue (LiteRT, ONNX Runtime, OpenVINO); an asyncio application with a place for the newest frame
@@ -15,7 +15,7 @@ How each figure is taken:
 - Models: shapes, a millisecond or less; mobilenet_v2, some milliseconds; both, in turn. ONNX Runtime and OpenVINO have the networks
   of `benchmarks.engines`.
 - One too many: the streams that keep 99.5 % of their own frames, of that number and one more. With a guarantee the last one is not
-  admitted and runs as best effort; the row of the others says which share of the admitted ones is kept.
+  admitted and runs as best effort; the row of the other ones has the share of the admitted ones is kept.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ANSWER_S_MAX = 60.0
 
 
 class Case(NamedTuple):
-    """What the contenders run.
+    """The work of the contenders.
 
     Attributes:
         engine: The engine.
@@ -76,7 +76,7 @@ class Process:
 
     Args:
         name: The contender.
-        case: What it runs.
+        case: Its work.
     """
 
     def __init__(self, name: str, case: Case) -> None:
@@ -213,7 +213,7 @@ def measure(report: Report, case: Case, rounds: int, seconds: float) -> None:
 
 
 def paths_of(engine: str, work: str, folder: Path) -> list[Path] | None:
-    """The files of the models of a work; None where one is missing."""
+    """The files of the models of a case; None where one is missing."""
     from benchmarks.engines.peers import ENGINES as NETWORKS
 
     known = NETWORKS[DEVICES[engine]].models(folder)

@@ -82,7 +82,7 @@ def make_cameras(
     """The cameras of a run, which take the models in turn.
 
     Args:
-        count: How many.
+        count: Their number.
         models: The number of models.
         begin_ns: When the run begins.
         warm_ns: Time from there until frames count.

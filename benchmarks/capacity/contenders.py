@@ -38,7 +38,7 @@ LEAD_NS = 200_000_000
 """Time from the order to the first capture, in which tasks and threads begin."""
 
 QUEUE_FRAMES_MAX = 256
-"""Frames that wait for a worker thread: some seconds of a busy engine, so that the queue is none of the limits."""
+"""Frames that wait for a worker thread: some seconds of a busy engine, so that the queue does not limit them."""
 
 TIMED_CALLS = 20
 SLOTS_PER_STREAM = 3
@@ -426,7 +426,7 @@ CONTENDERS: Mapping[str, Callable[[str, int, Sequence[Path]], Contender]] = {
 
 
 def missing(contender: str, engine: str) -> str | None:
-    """Why a contender cannot run on an engine; None if it can."""
+    """The reason why a contender cannot run on an engine; None if it can."""
     if importlib.util.find_spec(PACKAGES[engine]) is None:
         return f"{PACKAGES[engine]} is not installed"
     if contender == "AsyncInferQueue" and engine != "openvino":

@@ -4,10 +4,10 @@
 
 Twelve streams of random periods ask for a guarantee on one slot; those that are admitted run while four tasks execute another
 model as fast as they can, with real-time scheduling where the machine permits it. A frame is lost if it has no result at its
-deadline. A label says that it was not the scheduler's doing: the frame took longer than reserved, or came too early or too late.
+deadline. A label means that the scheduler did not cause it: the frame took longer than reserved, or came too early or too late.
 
 Then random sets are drawn, with a load of half a slot to ``--load`` slots; each that is refused runs for some seconds as best
-effort with the same deadlines. The share of those that lose a frame says whether a refusal is justified.
+effort with the same deadlines. The share of those that lose a frame shows whether a refusal is justified.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Terms(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What became of the frames of some streams.
+    """The fate of the frames of some streams.
 
     Attributes:
         streams: Number of streams.

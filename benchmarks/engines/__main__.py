@@ -1,4 +1,4 @@
-"""What the way to an engine costs: each device of aionn against its engine alone, called on memory that is bound beforehand.
+"""The cost of the way to an engine: each device of aionn against its engine alone, called on memory that is bound beforehand.
 
 Peers, in the same run, in this process and on one thread: the engine's call on bound memory (`benchmarks.engines.peers`), the same
 call in a thread of a pool, the creation of the engine's session, a time of one operation.

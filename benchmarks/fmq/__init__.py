@@ -1,1 +1,1 @@
-"""What a message through fmq costs, beside other queues: `python -m benchmarks.fmq`."""
+"""The cost of a message through fmq, beside other queues: `python -m benchmarks.fmq`."""

@@ -1,4 +1,4 @@
-"""How fast the message queue is, against what else passes messages between two Python processes.
+"""The speed of the message queue, against other ways to pass messages between two Python processes.
 
 Measured: round trips of 64 bytes (busy waiting, asleep on a futex, asleep in an event loop), one-way streams of single
 and batched 64-byte elements, a 4 MiB message in place against one of 64 bytes, system calls per message, and the
@@ -65,7 +65,7 @@ Resources = Callable[[], tuple[Any, Any, Callable[[], None]]]
 
 @dataclass
 class Contender:
-    """A pair of processes, restarted now and then, and how much to ask of it at once."""
+    """A pair of processes, restarted now and then, and the size of one request to it."""
 
     name: str
     opener: Callable[[bool, Any], sides.Channel]
@@ -98,7 +98,7 @@ class Contender:
             self._processes.append(process)
             self._controls.append(ours)
             if self.needs == "iceoryx2" and not is_client:
-                self._answer(ours)  # two that create one service at once can miss each other
+                self._answer(ours)  # two that create one service concurrently can miss each other
         for control in self._controls if self.needs != "iceoryx2" else self._controls[1:]:
             self._answer(control)
 
@@ -225,7 +225,7 @@ def measure_stream(
 def answered(
     report: Report, contenders: list[Contender], results: dict[str, list[float]]
 ) -> dict[str, list[float]]:
-    """The results of those that answered in every block; a remark for each of the others."""
+    """The results of those that answered in every block; a remark for each of the other ones."""
     for contender in contenders:
         if contender.failed and contender.name in results:
             if results[contender.name]:

@@ -67,7 +67,7 @@ def _detached(duplicate: Any) -> int:
 
 @dataclass
 class Channel:
-    """What one side can do; a contender leaves out what it is not measured at."""
+    """The calls of one side; a contender leaves out those that are not measured."""
 
     send: Callable[[], object] | None = None
     receive: Callable[[], object] | None = None
@@ -109,7 +109,7 @@ def serve(channel: Channel, count: int, group: int) -> None:
 def worker(
     opener: Callable[[bool, Any], Channel], client: bool, resources: Any, control: Connection, group: int
 ) -> None:
-    """The life of one process: opens its side, then does what the driver says until told to end."""
+    """The life of one process: opens its side, then executes the commands of the driver until that of the end."""
     channel = opener(client, resources)
     gc.collect()
     gc.freeze()
@@ -196,7 +196,7 @@ def open_fmq_large(client: bool, resources: Any) -> Channel:
 
 
 def open_fmq_stream(client: bool, queues: Any) -> Channel:
-    """Single elements; whoever finds nothing to do waits, at first spinning if that has been short of late."""
+    """Single elements; a side that finds nothing to do waits, at first spinning if that has been short of late."""
     queue = queues[0]
     buffer = bytearray(64)
     write, read_into = queue.write, queue.read_into
@@ -287,7 +287,7 @@ def eventfd_resources(kind: str) -> tuple[Any, Any, Callable[[], None]]:
 
 
 def open_eventfd(client: bool, resources: Any) -> Channel:
-    """What a loop can do at best: a callback of `add_reader` that answers, no task, no data."""
+    """The best that a loop can do: a callback of `add_reader` that answers, no task, no data."""
     kind, there, back = resources
     out, into = (there, back) if client else (back, there)
     loop = new_loop(kind)

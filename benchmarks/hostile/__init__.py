@@ -1,1 +1,1 @@
-"""How long clients and applications that behave well wait beside hostile peers: `python -m benchmarks.hostile`."""
+"""The waits of clients and applications that behave well, beside hostile peers: `python -m benchmarks.hostile`."""

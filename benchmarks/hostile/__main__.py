@@ -1,12 +1,12 @@
-"""How long a client that behaves well waits for its answers beside a hostile one, at a device that both share.
+"""The waits of a client that behaves well for its answers, beside a hostile one, at a device that both share.
 
 Measured: the median and the 99th percentile of executions, half of them in a burst, of a client of ``aionn serve reference``
 with its defaults, beside each attack of tests/aionn/service/hostile, hostile_attacks.h and hostile_objects.h, against the same
 client alone in the same run. Server, client and hostile peer are processes of their own; the peer has the scheduler's lowest
 priority (nice 19).
 
-The control is the attack ``spin``: the same peer, busy and without a word to the server. It says what part of a ratio is the
-scheduler's, which on two cores is much of it: an attacker, a server and a client are three. The rows are those of measuring.py.
+The control is the attack ``spin``: the same peer, busy and without a word to the server. It shows the part of a ratio that
+the scheduler causes, much of it on two cores: an attacker, a server and a client are three. The rows are those of measuring.py.
 
 How: blocks alone, beside the attack and beside the control take turns (rows.py), each of so many executions, with a pause that
 lets what an attack left behind go. The figure of a block is its percentile. A wrong answer or an error ends the benchmark with
@@ -33,7 +33,7 @@ from benchmarks.rows import Options, Report
 
 TESTS = Path(__file__).parents[2] / "tests" / "aionn" / "service" / "hostile"
 BEGIN_S = 0.1
-"""How long an attack goes on before the block begins: it opens its connections."""
+"""Duration of an attack before the block begins: it opens its connections."""
 
 PAUSE_S = 0.2
 ATTACK_S_MAX = 120.0

@@ -1,12 +1,12 @@
-"""How long an application waits for a good device beside a hostile driver of the same runtime.
+"""The waits of an application for a good device, beside a hostile driver of the same runtime.
 
 Measured: the median and the 99th percentile of executions on the reference device in a process of its own, half of them in a burst,
 beside each attack of tests/aionn/service/hostile/hostile_driver_attacks.py and hostile_driver_lies.py, against the same application
 without the hostile device in the same run. The application uses the hostile device all the while, in every way there is, as far as
 that answers. The hostile driver has the scheduler's lowest priority (nice 19).
 
-The control is the attack ``spin``: a driver that answers rightly and keeps a core busy. It says what part of a ratio is the
-scheduler's, and what part is the application's own work for a second device. Rows and goals are those of measuring.py.
+The control is the attack ``spin``: a driver that answers rightly and keeps a core busy. It shows the part of a ratio that the
+scheduler causes, and the part of the application's own work for a second device. Rows and goals are those of measuring.py.
 
 How: blocks alone, beside the attack and beside the control take turns (rows.py), each a runtime of its own with so many executions.
 A wrong answer or an error of the good device ends the benchmark with status 1.
@@ -32,7 +32,7 @@ from benchmarks.rows import Options, Report
 
 TESTS = Path(__file__).parents[2] / "tests" / "aionn" / "service" / "hostile"
 CALL_S = 0.25
-"""How long a call on the hostile device may take."""
+"""Time that a call on the hostile device may take."""
 
 WARM = 20
 """Executions before those that count."""

@@ -1,4 +1,4 @@
-"""What the two benchmarks of hostile peers have in common: how much is measured, the rows of an attack, the command line.
+"""The common part of the two benchmarks of hostile peers: how much is measured, the rows of an attack, the command line.
 
 An attack has a row for its median, and two for its 99th percentile: against blocks without an attack, where the goal is at most
 twice that, and against the control, an attack that keeps a core busy and does nothing else.
@@ -39,7 +39,7 @@ def sizes(chosen: Options) -> Sizes:
 
 
 class Wrong(Exception):
-    """What behaves well got a wrong answer or an error."""
+    """A party that behaves well got a wrong answer or an error."""
 
 
 class Blocks(Protocol):
@@ -75,11 +75,11 @@ def measure(report: Report, blocks: Blocks, attack: str, rounds: int, *, label: 
 
     Args:
         report: Takes them.
-        blocks: What is measured.
+        blocks: The measured blocks.
         attack: Its name.
-        rounds: How often the three take turns.
-        label: What the rows call the attack.
-        busy: What they call the control.
+        rounds: Number of rounds of the three.
+        label: The name of the attack in the rows.
+        busy: The name of the control in them.
     """
     blocks.medians_ms.clear()
     contenders: dict[str, Callable[[], float]] = {
@@ -104,7 +104,7 @@ def main(
     Args:
         run: Measures the attacks that were asked for.
         description: The module's.
-        well_behaved: Who got it, where an answer was wrong.
+        well_behaved: The party that got a wrong answer.
     """
     asked = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     sys.argv[1:] = [argument for argument in sys.argv[1:] if argument.startswith("-")]

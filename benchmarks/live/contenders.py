@@ -31,7 +31,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def missing(name: str) -> str | None:
-    """Why a contender cannot run here; None if it can."""
+    """The reason why a contender cannot run here; None if it can."""
     try:
         if name == "opencv":
             import cv2  # noqa: F401

@@ -2,7 +2,7 @@
 
     python tests/mutation --count 500 --seed 1 --jobs 2
     python tests/mutation --count 500 --seed 1 --only aionn/scheduler --report verdicts.json
-    python tests/mutation --again verdicts.json --tests tests/aionn/scheduler/test_policy.py
+    python tests/mutation --again verdicts.json --tests tests/aionn/scheduler/test_planning_policy.py
     python tests/mutation --packages aionn/scheduler fences --count 100
 
 First all tests of the packages run once under coverage (``coverage`` must be installed), to know which test executes which line;

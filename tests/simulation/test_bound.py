@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("scipy", reason="the bound needs scipy")
 
 from aionn.hal import Priority
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.simulation import bound as bound_module
 from aionn.simulation.baselines import POLICIES
 from aionn.simulation.bound import BoundRequest, fluid_rate, on_time_bound, requests_of, total_bound
@@ -102,7 +102,7 @@ def test_no_policy_exceeds_the_bound(draw_workload):
 
 def test_our_policy_is_optimal_for_what_is_all_there():
     from aionn.scheduler.job import Abort, DeviceSlot, Job, JobState, Start
-    from aionn.scheduler.planner import PlannedQueue
+    from aionn.scheduler.planned_queue import PlannedQueue
 
     for seed in range(60):
         source = random.Random(seed)

@@ -8,7 +8,7 @@ import pytest
 from aionn.scheduler import admission as admission_module
 from aionn.scheduler.admission import Demand, Piece, SlotTest
 from aionn.scheduler.bandwidth import Label
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.simulation.checkers import Watched, breaches, broken_guarantees
 from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.phasings import PHASINGS, phased_arrivals

@@ -2,11 +2,11 @@
 
 import pytest
 
-from aionn.scheduler import policy as policy_module
+from aionn.scheduler import planning_policy as policy_module
 from aionn.scheduler.job import Preempt, Start
-from aionn.scheduler.plan import Place
-from aionn.scheduler.planner import PlannedQueue
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planned_queue import PlannedQueue
+from aionn.scheduler.planning_policy import PlanPolicy
+from aionn.scheduler.slot_plan import Place
 from aionn.simulation.checkers import Watched, breaches
 from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.workload import workload_from_text

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.simulation.baselines import POLICIES
 from aionn.simulation.checkers import Watched, breaches
 from aionn.simulation.engine import Engine, prepare

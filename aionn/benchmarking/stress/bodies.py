@@ -62,7 +62,7 @@ class StressTask(msgspec.Struct, frozen=True):
         body: Which test.
         device: Registered name of the driver.
         model: The .tflite or .onnx file.
-        seconds: How long.
+        seconds: Its duration.
         seed: Seed of everything that is random.
         dimensions: Open extents of an .onnx file, by name.
         input_shapes: Shapes of inputs of an .onnx file, by name.
@@ -83,7 +83,7 @@ class Ended(msgspec.Struct, frozen=True):
     Attributes:
         result: SUCCESS, FAILURE, HANG or CRASH.
         message: Why.
-        count: How many executions or compilations there were.
+        count: Number of executions or compilations.
     """
 
     result: str
@@ -95,7 +95,7 @@ class Work:
     """The resources of a body.
 
     Attributes:
-        task: What was asked for.
+        task: The task that was given.
         runtime: Has the device.
         model: The file's model.
         random: Seeded.
@@ -289,7 +289,7 @@ async def slowdown(work: Work) -> None:
     if usual > SLOWDOWN_MAX:
         raise Finding(
             f"measured: executions are {usual:.0%} slower beside compilations, more than the {SLOWDOWN_MAX:.0%} of the test;"
-            " what else the machine does counts too, so measure again on a quiet one"
+            " other work of the machine counts too, so measure again on a quiet one"
         )
 
 
@@ -345,11 +345,11 @@ def _ending(error: BaseException, count: int) -> Ended:
     errors = list(_leaves(error))
     for kind, result in ((DeadObject, "CRASH"), (TimeoutError, "HANG"), (BaseException, "FAILURE")):
         for one in errors:
-            # A missed deadline is a TimeoutError too, and nothing that hangs.
+            # A missed deadline is a TimeoutError too, but not a hang.
             if isinstance(one, kind) and not (result == "HANG" and isinstance(one, Error)):
-                told = str(one) or f"no answer within {LIVENESS_S_MAX:g} s"
+                message = str(one) or f"no answer within {LIVENESS_S_MAX:g} s"
                 return Ended(
-                    result, told if isinstance(one, Finding) else f"{type(one).__name__}: {told}", count
+                    result, message if isinstance(one, Finding) else f"{type(one).__name__}: {message}", count
                 )
     raise AssertionError("an error is of some kind") from error
 

@@ -4,7 +4,7 @@ Owns the episodes and the judgement of how each call ended. When an episode begi
 ``soak``'s.
 
 Invariants:
-1. An episode keeps nothing when it is over; what it drops on purpose, without closing it, is for the garbage collector.
+1. An episode keeps nothing when it is over; objects that it drops on purpose, without closing them, are for the garbage collector.
 2. Only a driver that gets killed may answer DEAD_OBJECT, only a call with a deadline may be late. Any other error is a failure.
 """
 
@@ -248,7 +248,7 @@ async def stream(actor: Actor, target: Target) -> None:
 
 
 async def cancelled(actor: Actor, target: Target) -> None:
-    """Executions that are cancelled, natively or by scope, once or twice; what is asked for after them is answered."""
+    """Executions that are cancelled, natively or by scope, once or twice; later executions are answered."""
     async with await actor.compile(target) as net, net.burst() as frames:
         for _ in range(actor.source.randint(1, FRAMES_MAX // 2)):
             given = actor.draw(net)

@@ -40,9 +40,9 @@ class StressResult(msgspec.Struct, frozen=True):
     Attributes:
         test: Its name.
         result: SUCCESS, FAILURE, HANG or CRASH.
-        message: Why.
-        count: How many executions or compilations there were.
-        seconds: How long it took.
+        message: The reason.
+        count: Number of executions or compilations.
+        seconds: Its duration.
     """
 
     test: str
@@ -69,10 +69,10 @@ async def stress(
         device: Registered name of a driver.
         model: A .tflite or .onnx file.
         tests: Names from ``BODIES``.
-        seconds: How long each test works.
+        seconds: Duration of each test.
         seed: Seed of everything that is random.
-        grace_s: What a test may take beyond that.
-        progress: Is called with each test before it begins, and its number.
+        grace_s: Time that a test may take beyond that.
+        progress: Called with each test before it begins, and its number.
         imports: Open extents and shapes of an .onnx file.
 
     Raises:

@@ -145,7 +145,7 @@ class Series:
 
     Args:
         name: Of the process.
-        quantities: What is sampled: how it is counted, and the growth per hour that does not matter.
+        quantities: The quantities to sample: how each is counted, and the growth per hour that does not matter.
     """
 
     def __init__(

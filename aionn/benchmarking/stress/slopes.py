@@ -64,7 +64,7 @@ def slope_of(quantity: str, times_s: Sequence[float], values: Sequence[float], b
     """The growth of a quantity after its warm-up.
 
     Args:
-        quantity: What to call it.
+        quantity: Its name.
         times_s: When each sample was taken, ascending.
         values: The samples.
         bound: Growth per hour that does not matter; at least 0.

@@ -6,7 +6,7 @@ verdict. Samples are taken while all actors pause between two episodes: resource
 Invariants:
 1. Every episode ends within ``EPISODE_S_MAX``, or is a hang: it is reported with the stacks of all tasks and threads, and
    cancelled.
-2. The same seed gives the same choices to each actor; what the clock decides differs.
+2. The same seed gives the same choices to each actor; choices by the clock differ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from aionn.benchmarking.stress.samples import (
     mapping_count,
 )
 from aionn.benchmarking.stress.slopes import SECONDS_PER_HOUR, Slope
-from aionn.benchmarking.stress.watch import TOLD_MAX, Pause, Watch
+from aionn.benchmarking.stress.watch import MESSAGES_MAX, Pause, Watch
 from aionn.drivers import registry
 from aionn.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from aionn.runtime.runtime import Runtime, open_runtime
@@ -110,15 +110,15 @@ class SoakReport(msgspec.Struct, frozen=True):
     Attributes:
         drivers: Registered names.
         seed: As given.
-        seconds: How long it took.
+        seconds: Its duration.
         counts: By the names of ``COUNTS``.
         kills_per_hour: Kills, over the time.
-        samples: How many samples there are.
+        samples: Number of samples.
         failure_count: Wrong answers and unexpected errors.
         failures: The first of them, as text.
         hangs: Episodes that took too long, each with the stacks.
         slopes: Growth of what the application holds, and of what the driver process holds that is never killed.
-        left_behind: What is held after the runtime was closed that was not held before.
+        left_behind: Resources that are held after the runtime was closed and were not held before.
         is_growth_judged: Whether the run was long enough for growth to count.
     """
 
@@ -235,7 +235,7 @@ class _Soak:
                     self.counts["dead"] += 1
                 else:
                     self.failure_count += 1
-                    if len(self.failures) < TOLD_MAX:
+                    if len(self.failures) < MESSAGES_MAX:
                         self.failures.append(f"{what}: {type(error).__name__}: {error}")
         finally:
             self._watch.end(number)
@@ -382,10 +382,10 @@ async def soak(
     Args:
         drivers: Registered names; each has a process that gets killed, at least ``PROCESSES_MIN`` in all. The first has one more,
             which is never killed.
-        seconds: How long.
+        seconds: Its duration.
         seed: Seed of everything that is random.
         isolation: ``process``; or ``in_process``, with nothing to kill or to stop.
-        episode_s_max: How long an episode may take before it counts as hanging.
+        episode_s_max: Time that an episode may take before it counts as hanging.
         growth_s_min: Shortest run that fails where something grows.
         progress: Is called with the state about every second.
         on_stuck: Is called, from another thread, with a hang that cannot be cancelled: then this never returns by itself.

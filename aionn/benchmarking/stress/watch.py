@@ -1,6 +1,6 @@
 """Keeping an eye on many parties of one event loop: a pause that holds all of them, and a watch for what hangs.
 
-Owns no work of its own; what a soak does is in ``soak``.
+Owns no work of its own; the work of a soak is in ``soak``.
 
 Invariants:
 1. A pause holds no party in the middle of its work, and none for longer than the other parties need to reach it.
@@ -24,9 +24,9 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-__all__ = ["TOLD_MAX", "Pause", "Watch", "stacks"]
+__all__ = ["MESSAGES_MAX", "Pause", "Watch", "stacks"]
 
-TOLD_MAX = 20
+MESSAGES_MAX = 20
 """Failures and hangs that are reported with a text; further ones are counted."""
 
 DEPTH_MAX = 100
@@ -88,11 +88,11 @@ class Watch:
     """A thread that looks at how long each piece of work takes, and whether the loop continues.
 
     Args:
-        limit_s: How long a piece of work may take.
+        limit_s: Time that a piece of work may take.
         on_stuck: Is called, from the watch's thread, with a hang that cannot be cancelled, and with a blocked loop.
 
     Attributes:
-        hangs: What was found, as text with the stacks of all tasks and threads; at most ``TOLD_MAX``.
+        hangs: The hangs that were found, as text with the stacks of all tasks and threads; at most ``MESSAGES_MAX``.
     """
 
     def __init__(self, limit_s: float, on_stuck: Callable[[str], None]) -> None:
@@ -100,7 +100,7 @@ class Watch:
         self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
         self._under_way: dict[int, tuple[str, float, anyio.CancelScope]] = {}
-        self._told: set[tuple[int, float]] = set()
+        self._reported: set[tuple[int, float]] = set()
         self._over = threading.Event()
         self._is_stuck = False
         self._heartbeat_s = time.monotonic()
@@ -129,9 +129,9 @@ class Watch:
         while not self._over.wait(min(LOOK_S_MAX, self._limit_s / 4)):
             now_s = time.monotonic()
             for who, (what, began_s, scope) in list(self._under_way.items()):
-                if now_s - began_s > self._limit_s and (who, began_s) not in self._told:
-                    self._told.add((who, began_s))
-                    self._tell(f"{what} took more than {self._limit_s:g} s")
+                if now_s - began_s > self._limit_s and (who, began_s) not in self._reported:
+                    self._reported.add((who, began_s))
+                    self._report(f"{what} took more than {self._limit_s:g} s")
                     self._loop.call_soon_threadsafe(scope.cancel)
                 elif now_s - began_s > 2 * self._limit_s:
                     self._stuck(f"{what} took more than {2 * self._limit_s:g} s, and cannot be cancelled")
@@ -141,11 +141,11 @@ class Watch:
     def _stuck(self, what: str) -> None:
         if not self._is_stuck:
             self._is_stuck = True
-            self._tell(what)
+            self._report(what)
             self._on_stuck(self.hangs[-1])
 
-    def _tell(self, what: str) -> None:
-        if len(self.hangs) < TOLD_MAX:
+    def _report(self, what: str) -> None:
+        if len(self.hangs) < MESSAGES_MAX:
             self.hangs.append(f"HANG: {what}\n{stacks(self._loop)}")
 
 

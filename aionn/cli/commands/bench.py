@@ -140,17 +140,19 @@ def _print(report: BenchmarkReport) -> None:
         if found.failure is not None:
             print_line(f"{found.device}: FAILED {found.failure}")
             continue
-        told = []
+        parts = []
         if found.compile_ms is not None:
-            told.append(f"compiled in {found.compile_ms.fresh.mean:.1f} ms")
+            parts.append(f"compiled in {found.compile_ms.fresh.mean:.1f} ms")
             if found.compile_ms.loading is not None:
-                told.append(f"from cache in {found.compile_ms.loading.mean:.1f} ms")
+                parts.append(f"from cache in {found.compile_ms.loading.mean:.1f} ms")
         if found.memory_bytes is not None:
-            told.append(f"{found.memory_bytes / 1e6:.1f} MB")
+            parts.append(f"{found.memory_bytes / 1e6:.1f} MB")
         if found.accuracy is not None:
             a = found.accuracy
-            told.append(f"{a.identical} of {a.samples} answers LiteRT's, largest error {a.largest_error:.3g}")
-        print_line(f"{found.device}: {'; '.join(told)}")
+            parts.append(
+                f"{a.identical} of {a.samples} answers LiteRT's, largest error {a.largest_error:.3g}"
+            )
+        print_line(f"{found.device}: {'; '.join(parts)}")
         _print_measures(found)
     if report.baseline is None:
         print_line("answers are not compared: LiteRT cannot run the model or is not installed")
@@ -168,5 +170,5 @@ def _print_measures(found: DeviceReport) -> None:
         rows = [load_cells(report) for report in found.load.values()]
         print_table(f"{found.device}, LoadGen", LOAD_HEADS, rows, least=("p90 ms", "p50 ms", "queries"))
     if found.shares is not None:
-        told = ", ".join(f"{s.operation} {s.share:.0%}" for s in found.shares[:SHARES_SHOWN])
-        print_line(f"{found.device}: operations: {told}")
+        shares = ", ".join(f"{s.operation} {s.share:.0%}" for s in found.shares[:SHARES_SHOWN])
+        print_line(f"{found.device}: operations: {shares}")

@@ -43,7 +43,7 @@ _SUITES_OF: dict[str, tuple[Suite, ...]] = {
     "--first": ("random",),
     "--keep": ("random",),
 }
-"""Which suites an option means something for."""
+"""The suites that have an option."""
 
 SEEDS_DEFAULT = 1000
 """Random graphs of a run: some ten seconds."""

@@ -17,7 +17,7 @@ from aionn.cli import interrupts
 from aionn.cli.example_data import example_data
 from aionn.cli.output import print_json
 from aionn.cli.realtime import RealtimeOption, realtime_sentence
-from aionn.cli.streaming import (
+from aionn.cli.watched_streams import (
     Describe,
     Latency,
     classifier,

@@ -179,11 +179,11 @@ def _report(
         for answer in support
     }
     devices |= {missing: {"error": reason} for missing, reason in unavailable.items()}
-    told = msgspec.to_builtins(summary)
-    told["operation_list"] = told.pop("operations")
+    built = msgspec.to_builtins(summary)
+    built["operation_list"] = built.pop("operations")
     return {
         "model": name,
-        **told,
+        **built,
         "operations": _count_types(summary),
         **arguments,
         "devices": devices,

@@ -56,7 +56,7 @@ def run(
         input: One .npy file per input; without, inputs are random by the seed.
         device: Which device; by default the first that supports the model.
         seed: Seed of random inputs.
-        count: How many executions, one after the other.
+        count: Number of executions, one after the other.
         priority: low, medium or high.
         deadline_ms: Time allowed for each execution.
         output: An .npz file to write the outputs to.
@@ -148,7 +148,7 @@ def _spread(values: list[float]) -> dict[str, float | None] | None:
     return {name: None if value is None else round(value, 3) for name, value in figures.items()}
 
 
-def _told(spread: dict[str, float | None], count: int) -> str:
+def _quantiles_text(spread: dict[str, float | None], count: int) -> str:
     """The quantiles that there are; otherwise the mean, which for one execution is its time."""
     known = [name for name in ("p50", "p99") if spread[name] is not None] or ["mean"]
     return ", ".join(
@@ -172,8 +172,10 @@ def _print(report: dict[str, Any]) -> None:
     latency, device = report["latency_ms"], report["device_ms"]
     print_line(f"on {report['device']}, compiled in {report['compile_ms']:.1f} ms", lead=report["model"])
     count = report["executions"]
-    on_device = "" if device is None else f"; on the device {_told(device, count)}"
-    print_line(f"{count} execution{'s' if count > 1 else ''}: latency {_told(latency, count)}{on_device}")
+    on_device = "" if device is None else f"; on the device {_quantiles_text(device, count)}"
+    print_line(
+        f"{count} execution{'s' if count > 1 else ''}: latency {_quantiles_text(latency, count)}{on_device}"
+    )
     for output in report["outputs"]:
         print_line(f"output {output['name']} {output['type']} {output['shape']}")
         for entry in output["largest"]:

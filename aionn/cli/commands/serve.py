@@ -32,7 +32,7 @@ from aionn.observability.scraping import MetricsServer, Source
 from aionn.platform.loops import caller, finish, in_loop
 from aionn.realtime import Mode, PageLocks, RunLimit, SchedulingClass
 from aionn.realtime.scheduling import close_shared, open_shared
-from aionn.reports.terminal import tell_line
+from aionn.reports.terminal import report_line
 from aionn.runtime.settings import settings_from
 from aionn.runtime.traces import begin_trace
 from aionn.service.host.accepted import Drain
@@ -177,7 +177,7 @@ def _permissions(mode: str) -> int:
 
 
 def _allow_descriptors() -> None:
-    """Allows as many descriptors as the system does. The usual 1024 are what a few clients may have."""
+    """Allows as many descriptors as the system does. The usual 1024 suffice for a few clients."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -189,7 +189,7 @@ def _page_address(is_wanted: bool, at: str | None, quiet: bool) -> str | None:
         raise InvalidArgument(
             "serve: expected either --watch or --quiet, got both; the page's address would not be printed"
         )
-    from aionn.cli.streaming import watch_address  # A server without a page imports nothing of it.
+    from aionn.cli.watched_streams import watch_address  # A server without a page imports nothing of it.
 
     return watch_address(is_wanted, at)
 
@@ -267,12 +267,12 @@ async def _serve(
                         where = " and ".join(
                             filter(None, ("" if places.is_private else str(places.path), address))
                         )
-                        tell_line(f"serving {name} at {where}; Ctrl-C ends it")
+                        report_line(f"serving {name} at {where}; Ctrl-C ends it")
                         if url:
-                            tell_line(f"metrics at {url}")
+                            report_line(f"metrics at {url}")
                     await drain.requested()
                     if not quiet:
-                        tell_line(f"ending {name}: accepted executions have {drain_within:g} s")
+                        report_line(f"ending {name}: accepted executions have {drain_within:g} s")
                     await drain.ended()
                     _end_soon(drain.state, name, places)
     finally:
@@ -287,7 +287,7 @@ def _counted(
     if at is None:
         return None if metrics is None else HostFigures(), nullcontext()
     from aionn.cli.served import ServedFigures
-    from aionn.cli.streaming import served_page
+    from aionn.cli.watched_streams import served_page
     from aionn.watch import Collector
 
     collector = Collector(f"aionn serve {device.info.name}")
@@ -344,7 +344,7 @@ def _end_soon(state: DrainState, name: str, places: _Places) -> None:
     """Ends the process although the device hangs in an execution that was not waited for any longer."""
     if state is not DrainState.DRAINED:
         # Nothing is closed: that would wait for what was cut off.
-        tell_line(f"aionn: {name}: {state.value}; they were cut off", wraps=False, stream=sys.stderr)
+        report_line(f"aionn: {name}: {state.value}; they were cut off", wraps=False, stream=sys.stderr)
         places.end_process(state)
 
     def end() -> None:

@@ -16,7 +16,7 @@ from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
 from aionn.cli.output import print_json
 from aionn.cli.realtime import RealtimeOption, realtime_sentence
-from aionn.cli.streaming import (
+from aionn.cli.watched_streams import (
     classifier,
     dropped_count,
     latency_of,
@@ -105,10 +105,10 @@ def stream(
         priority: low, medium or high.
         deadline_ms: An answer is on time this long after its capture.
         on_late: Drop what is late, or deliver it late.
-        keep: What a slow device gets: the latest frame, all of them, or the oldest.
+        keep: The frames that a slow device gets: the latest one, all of them, or the oldest.
         labels: A text file with one class name a line.
-        low: What the model wants for black.
-        high: What the model wants for white.
+        low: The value of a black pixel.
+        high: The value of a white pixel.
         dimension: NAME=EXTENT for an open extent of an .onnx file; may be repeated.
         input_shape: NAME=EXTENT,... for the shape of an input of an .onnx file; may be repeated.
         value: NAME=FILE.npy or NAME=NUMBER,... for an input of an .onnx file that becomes a constant; may be repeated.

@@ -27,7 +27,7 @@ from aionn.cli.output import print_json
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
 from aionn.models.importing import is_onnx
-from aionn.reports.terminal import print_line, print_table, progress_bar, tell_line
+from aionn.reports.terminal import print_line, print_table, progress_bar, report_line
 from aionn.runtime.settings import settings_from
 
 __all__ = ["stress"]
@@ -100,7 +100,7 @@ def stress(
         def progress(running: str, index: int, name: str = name) -> None:
             if not json:
                 step = f"{name}: {running} ({index + 1} of {len(tests)}, {seconds:.0f} s)"
-                tell_line(step, stream=sys.stderr)
+                report_line(step, stream=sys.stderr)
 
         async def run(name: str = name) -> tuple[StressResult, ...]:
             return await run_stress(name, file, tests, seconds, seed=seed, progress=progress, imports=imports)
@@ -130,7 +130,7 @@ async def _usable_devices() -> tuple[str, ...]:
                     "it supports only operations of extensions, and the models here have none"
                 )
         for name, reason in left_out.items():
-            tell_line(f"{name} is left out: {reason}", stream=sys.stderr)
+            report_line(f"{name} is left out: {reason}", stream=sys.stderr)
         return tuple(device.name for device in found if device.name not in left_out)
 
 
@@ -142,21 +142,21 @@ def _soak(
     *,
     json: bool,
 ) -> int:
-    # Every killed process is worth a warning elsewhere; here that is what the run is for.
+    # Every killed process is worth a warning elsewhere; here it is the purpose of the run.
     logging.getLogger("aionn").addHandler(logging.NullHandler())
     with progress_bar("soak", is_wanted=not json) as show:
         next_s = LINE_S
 
         def progress(state: SoakProgress) -> None:
             nonlocal next_s
-            told = (
+            sentence = (
                 f"{state.counts['kills']} kills, {state.counts['right']} right, {state.failures} failed, "
                 f"{state.rss_kb / 1024:.1f} MB, {state.objects} objects"
             )
             if show is not None:
-                show(told, state.seconds, hours * SECONDS_PER_HOUR)
+                show(sentence, state.seconds, hours * SECONDS_PER_HOUR)
             elif not json and state.seconds >= next_s:
-                tell_line(f"soak, {state.seconds:.0f} s: {told}", stream=sys.stderr)
+                report_line(f"soak, {state.seconds:.0f} s: {sentence}", stream=sys.stderr)
                 next_s = state.seconds + LINE_S
 
         async def run() -> SoakReport:
@@ -178,9 +178,9 @@ def _soak(
     return 0 if report.is_success else 1
 
 
-def _end_stuck(told: str) -> NoReturn:
+def _end_stuck(message: str) -> NoReturn:
     """Ends the process from a thread, since the event loop may be blocked, or a task may ignore cancellation."""
-    tell_line(told, wraps=False, stream=sys.stderr)
+    report_line(message, wraps=False, stream=sys.stderr)
     os._exit(1)
 
 
@@ -204,14 +204,14 @@ def _print_soak(report: SoakReport) -> None:
 
 def _slope_cells(slope: Slope, is_judged: bool) -> tuple[object, ...]:
     if slope.per_hour is None:
-        told, interval = "", "too few samples"
+        growth, interval = "", "too few samples"
     else:
-        told, interval = f"{slope.per_hour:+.0f}", f"{slope.low:+.0f} to {slope.high:+.0f}"
+        growth, interval = f"{slope.per_hour:+.0f}", f"{slope.low:+.0f} to {slope.high:+.0f}"
     return (
         slope.quantity,
         round(slope.first),
         round(slope.last),
-        told,
+        growth,
         interval,
         "" if not is_judged else "yes" if slope.is_steady else "NO",
     )

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from aionn.cli import interrupts
 from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
 from aionn.cli.output import print_json
-from aionn.cli.streaming import (
+from aionn.cli.watched_streams import (
     dropped_count,
     latency_of,
     presented_count,
@@ -53,7 +53,7 @@ def watch(
             replay:FILE, a recording; a video file; pattern:, a test picture.
         seconds: Ends after so long; by default it ends with its source.
         deadline_ms: A picture is on time if it is here this long after its capture.
-        keep: What a slow machine gets: the latest frame, all of them, or the oldest.
+        keep: The frames that a slow machine gets: the latest one, all of them, or the oldest.
         watch_at: HOST:PORT of the page, 127.0.0.1:8470 by default; another host lets other machines connect.
         record: A new file for the items that are shown, with their times; replay:FILE presents them again.
         json: Print one JSON object at the end.

@@ -46,7 +46,7 @@ class TestArguments(GuardedRequest):
 
     Args:
         test: Gives the inputs, and by its expectation the sizes of the outputs; an empty output has one byte.
-        short_bytes: How many bytes the first output's buffer is too short.
+        short_bytes: Number of bytes by which the first output's buffer is too short.
         kind: Of both memories.
     """
 

@@ -62,7 +62,7 @@ _SINGLE_RTOL = 5 * 2.0**-23
 
 
 class CtsTolerance(msgspec.Struct, frozen=True):
-    """Which tolerances a test asks for."""
+    """The tolerances that a test asks for."""
 
     float32: str
     quant8_atol: int
@@ -281,7 +281,7 @@ def build_model(test: CtsTest, *, with_dynamic_outputs: bool = False) -> Model:
     """The test's model.
 
     Args:
-        test: What to build.
+        test: The test to build.
         with_dynamic_outputs: Sets every extent of every operation's output to unknown, the rank kept.
     """
     values = _Values()
@@ -349,7 +349,7 @@ class Mismatch(msgspec.Struct, frozen=True):
         index: Index of the element; empty where the shape differs.
         expected: Expected value or shape.
         got: Value or shape that came.
-        tolerance: What was allowed, as text.
+        tolerance: The tolerance, as text.
     """
 
     output: int

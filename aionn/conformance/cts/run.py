@@ -3,7 +3,8 @@
 Owns the checks and which test each of them applies to. The data are ``cts``'s, the modes ``computing``'s, many tests ``suite``'s.
 
 Invariants:
-1. A check either returns or raises ``CheckFailed`` or ``CheckSkipped``; what it opened on the device is closed with its bench.
+1. A check either returns or raises ``CheckFailed`` or ``CheckSkipped``; objects that it opened on the device are closed
+   with its bench.
 2. A check is made against the contract in ``aionn.hal.device`` alone; nothing here knows any driver.
 
 Source: the README beside the data; ``TestGenerated`` of the CTS, ``GeneratedTestHarness`` of the VTS.
@@ -107,13 +108,13 @@ class Failure(msgspec.Struct, frozen=True):
     Attributes:
         test: The test's name.
         check: Which check; empty where the test as a whole is meant.
-        mode: How it was executed.
+        mode: The mode of its execution.
         operation: The operation that wrote the wrong output, or what the error names, or all operations of the test.
         operand: Index of the wrong output's operand in the main subgraph; None where no output is at fault.
         index: Index of the wrong element; empty where the shape or no element is at fault.
-        expected: What should have come.
-        got: What came.
-        tolerance: What was allowed; None where nothing is to allow.
+        expected: The expected result.
+        got: The actual result.
+        tolerance: The tolerance; None for exact results.
     """
 
     test: str
@@ -193,8 +194,8 @@ class Bench:
 
     Args:
         test: The test.
-        mode: How models are executed.
-        device: What prepares and executes them.
+        mode: The mode of executions.
+        device: The device that prepares and executes them.
     """
 
     def __init__(self, test: CtsTest, mode: Mode, device: Device) -> None:
@@ -246,7 +247,7 @@ class Bench:
             CheckFailed: The device did something else than it should.
             CheckSkipped: The device does not support the model, or the mode does not allow its outputs.
         """
-        with self._told(check):
+        with self._failing_alike(check):
             try:
                 if check == "signed_coupling":
                     await self._make_signed()
@@ -278,7 +279,7 @@ class Bench:
         Raises:
             CheckFailed: Something could not be closed.
         """
-        with self._told("general"):
+        with self._failing_alike("general"):
             await self._close_all()
 
     async def _close_all(self) -> None:
@@ -289,7 +290,7 @@ class Bench:
                 await stack.enter_async_context(closing(self._prepared.popitem()[1]))
 
     @contextlib.contextmanager
-    def _told(self, check: Check) -> Iterator[None]:
+    def _failing_alike(self, check: Check) -> Iterator[None]:
         """Formats every failure in the same form."""
         try:
             yield

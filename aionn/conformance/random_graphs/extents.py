@@ -24,8 +24,8 @@ import numpy as np
 __all__ = ["Extent", "Extents"]
 
 TRIALS_MAX = 400
-"""Guesses for one order of the variables. A graph of 40 operations needs about one a variable; what is stuck after this many is
-cheaper to begin anew."""
+"""Guesses for one order of the variables. A graph of 40 operations needs about one a variable; one that is stuck after this many
+is cheaper to begin anew."""
 
 ORDERS_MAX = 5
 """Orders of the variables that one ``solve`` tries."""

@@ -154,7 +154,7 @@ class Case(msgspec.Struct, frozen=True):
     """A model with inputs.
 
     Attributes:
-        plan: What it was made from.
+        plan: The plan that it was made from.
         model: The model.
         inputs: One array an argument.
         is_checked: For each output, whether its values are determined.
@@ -171,8 +171,8 @@ class Failure(msgspec.Struct, frozen=True):
 
     Attributes:
         plan: The plan.
-        difference: What differs; None where an executor raised.
-        error: What an executor raised, as text; None where results differ.
+        difference: The difference; None where an executor raised.
+        error: The exception of an executor, as text; None where results differ.
     """
 
     plan: Plan
@@ -350,7 +350,7 @@ def _values_in_order(graph: _Graph) -> list[Value]:
 
 
 def _arguments(plan: Plan, graph: _Graph, values: Sequence[Value]) -> set[int]:
-    """Which inputs are the model's arguments, by identity: at least one, and no scalar where there is a tensor."""
+    """The inputs that are the model's arguments, by identity: at least one, and no scalar where there is a tensor."""
     chosen, tensors, scalars = set(), [], []
     for operation in plan.operations:
         rng = _stream(plan.test, plan.seed, operation.key, 4)
@@ -414,7 +414,7 @@ def compare(
     Args:
         case: The model and its inputs.
         expected: Computes the expected results.
-        got: What is judged.
+        got: The results to judge.
         undetermined: Takes the differences of outputs that rounding decides, which are not failures; None counts those as
             failures like all others.
     """
@@ -509,7 +509,7 @@ def check(
         test: The set.
         seed: Usually 0 to 49.
         expected: Computes the expected results.
-        got: What is judged.
+        got: The results to judge.
         shrunk: Whether a failure is made smaller before it is returned.
 
     Returns:
@@ -535,7 +535,7 @@ def shrink(
         failure: Where to start.
         expected: As ``check``.
         got: As ``check``.
-        trials_max: How many smaller graphs are tried.
+        trials_max: Number of smaller graphs that are tried.
         determined: Whether outputs that rounding decides count as equal.
     """
     trials = 0

@@ -57,7 +57,7 @@ class _Windows:
 
 def _windows(call: PlainCall, first: int, *, extras: int) -> _Windows:
     """Reads the arguments from input ``first`` on: padding, strides, ``extras``, activation, layout, dilations."""
-    # The explicit form has three numbers more; what follows the activation is a boolean.
+    # The explicit form has three numbers more; a boolean follows the activation.
     is_explicit = False
     for shift, explicit in ((0, False), (3, True)):
         after = first + 3 + shift + extras + 1

@@ -77,7 +77,7 @@ class GraphTest(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Unique.
-        criteria: How close results must be.
+        criteria: The required closeness of results.
         operation: The only operation; None for all.
         level: The feature level of the signatures; None for all.
         type: The primary type; None for all.

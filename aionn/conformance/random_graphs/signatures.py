@@ -90,8 +90,8 @@ class Value:
         dimensions: Its extents; none for a scalar.
         scale: See ``Operand``.
         zero_point: See ``Operand``.
-        role: What becomes of it.
-        guarantee: What an input asks for, or an output gives.
+        role: Its use.
+        guarantee: The demand of an input, or the promise of an output.
         is_linkable: False where values have a form that no other operation makes, or may overflow.
         is_checked: False where several results are right.
         channel_dim: The axis of per-channel scales, drawn with the values; None for all other types.
@@ -252,7 +252,7 @@ class Draft:
             dimensions: Its extents.
             type: None for the primary type.
             like: The value whose quantisation it shares; None for its own.
-            asks: What its values must be.
+            asks: The demand on its values.
             fill: Makes the values once the extents are known.
             is_linkable: Whether another operation's output may take its place.
         """
@@ -338,7 +338,7 @@ class Draft:
             type: None for the primary type.
             like: The value whose quantisation it shares.
             quantization: Scale and zero point; None for random ones, or ``like``'s.
-            gives: What its values are known to be.
+            gives: The known property of its values.
             is_linkable: Whether another operation may take it as an input.
             is_checked: False where several results are right.
         """

@@ -42,7 +42,7 @@ _PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Which optional arguments an operation on windows has.
+    """The optional arguments of an operation on windows.
 
     Attributes:
         is_explicit: Padding by numbers, not by a scheme.

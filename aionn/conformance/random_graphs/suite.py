@@ -87,9 +87,9 @@ class RandomSettings(msgspec.Struct, frozen=True, tag="random"):
     """Options of random graphs.
 
     Attributes:
-        mode: How models are executed.
+        mode: The mode of executions.
         contains: Only sets with this in their names; empty for all.
-        time_limit_s: How long one execution may take.
+        time_limit_s: Time that one execution may take.
         expectations: The driver's declarations.
         is_reference: Whether the device is the reference: it is compared with the plain definitions then.
         keep: The folder in which a plan that failed is kept, made as small as it gets; None keeps none.
@@ -168,7 +168,7 @@ async def run_graph(device: DeviceUnderTest, number: int, settings: RandomSettin
     Args:
         device: Is asked, and replaced if it does not answer.
         number: Which graph; see ``locate``.
-        settings: How it is run.
+        settings: Its settings.
     """
     test, seed = locate(number, settings.contains)
     contains = f" --filter {settings.contains}" if settings.contains else ""
@@ -184,9 +184,9 @@ async def run_plan(
 
     Args:
         device: Is asked, and replaced if it does not answer.
-        name: What the outcome calls it.
+        name: Its name in the outcome.
         plan: The graph.
-        settings: How it is run.
+        settings: Its settings.
         kept_as: The file's name in the folder ``settings.keep`` if it fails; None keeps nothing.
     """
     return await _run_case(device, name, plan, make_case(plan), settings, kept_as=kept_as)

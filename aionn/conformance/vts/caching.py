@@ -73,7 +73,7 @@ class Cached:
         kind: Type of the model's tensors.
         folder: Where the files are.
         operation: ``add`` (adds 1) or ``mul`` (multiplies by 1): two models that a mix-up would show of, at inputs of 1.
-        length: How many operations.
+        length: Number of operations.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ Owns the vocabulary of the cases (the modules beside this one) and the small thi
 bounded time, preparing a model, demanding a refusal. Knows no case, and nothing of how cases are chosen, run and counted (``run``).
 
 Invariants:
-1. A case returns, or raises ``CaseFailed`` or ``CaseSkipped``; what it opened on the device is closed again.
+1. A case returns, or raises ``CaseFailed`` or ``CaseSkipped``; objects that it opened on the device are closed again.
 2. Every call on the device is a step; the time that a case may take counts from its last step, so that a long case does not count
    as a hang.
 3. Cases use the contract in ``aionn.hal.device`` alone. Only ``packets`` looks behind a burst, at its queues.
@@ -51,8 +51,8 @@ class CaseFailed(Exception):
 
     Attributes:
         where: The part of the case, such as the mutation; empty if the case has no parts.
-        expected: What should have come.
-        got: What came.
+        expected: The expected result.
+        got: The actual result.
     """
 
     def __init__(self, expected: str, got: str, where: str = "") -> None:

@@ -311,7 +311,7 @@ async def _answers_beside(subject: VtsSubject, prepared: PreparedModel, pools: R
             try:
                 await prepared.execute_synchronously(pools.request, loop_timeout_ns=RUN_NS)
             except Error:
-                pass  # The loop's time-out; what it is reported as is another case's.
+                pass  # The loop's time-out; another case checks the status.
             finally:
                 tasks.cancel_scope.cancel()
 

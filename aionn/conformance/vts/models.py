@@ -77,7 +77,7 @@ def sample_tests(folder: Path, *, per_operation: int | None, operations_max: int
 
     Args:
         folder: Where the data are.
-        per_operation: How many models with each operation, at least; None for all models.
+        per_operation: Number of models with each operation, at least; None for all models.
         operations_max: Models with more operations are left out of a sample.
     """
     every = sorted(iterate_tests(folder), key=_effort)

@@ -4,8 +4,8 @@ Owns the 20 families that change a model; the two that change preference and pri
 driver's answers.
 
 Invariants:
-1. A mutation that is given is illegal by the rules; what a rule leaves free is exempt, by the tables and predicates beside the
-   families.
+1. A mutation that is given is illegal by the rules; values that a rule leaves free are exempt, by the tables and predicates beside
+   the families.
 2. Only the main subgraph changes, and only in the way of the mutation's name: everything else stays as legal as it was.
 
 Source: ``ValidateModel`` of the NN HAL's VTS 1.3 for families and exemptions; the operations' contracts for the rest of the latter.
@@ -50,7 +50,7 @@ class Mutation(NamedTuple):
     """One change.
 
     Attributes:
-        where: What is changed, and into what.
+        where: The changed place, and the new value.
         make: Makes the changed model.
     """
 

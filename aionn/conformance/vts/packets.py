@@ -128,10 +128,10 @@ async def _remote(
     handle = (await channel.call(ConfigureBurst(prepared.handle, ours, theirs), ConfigureBurstReply)).burst
 
     async def free_slot(slot: int) -> None:
-        await channel.tell(FreeMemorySlot(handle, slot))
+        await channel.command(FreeMemorySlot(handle, slot))
 
     async def end() -> None:
-        await channel.tell(EndBurst(handle))
+        await channel.command(EndBurst(handle))
         bursts.pop(handle, None)
 
     controller = BurstController(requests, results, free_slot=free_slot, end=end)

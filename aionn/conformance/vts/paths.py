@@ -202,16 +202,16 @@ async def compute_tests(
     """Computes each of some conformance models once; ends the case as failed where one does otherwise than it should.
 
     Args:
-        subject: What the case works on.
+        subject: The subject of the case.
         tests: The models.
-        path: How to execute.
+        path: The form of execution.
         priority: Of the prepared models.
         kind: Of the memories of inputs and outputs.
         get_deadline_ns: Asked before every execution.
-        allowed: How an execution may end; with NONE come the right outputs.
+        allowed: The statuses by which an execution may end; with NONE come the right outputs.
 
     Returns:
-        How many of the models the device supports.
+        Number of the models that the device supports.
     """
     count = 0
     for test in tests:

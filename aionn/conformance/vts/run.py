@@ -78,10 +78,10 @@ class Settings(msgspec.Struct, frozen=True):
     """Options of cases.
 
     Attributes:
-        step_s: How long one call on the driver may take.
+        step_s: Time that one call on the driver may take.
         mutants_max: Most mutations of one family of one model; None for all.
-        unsupported: What the driver can never do: globs over the names of cases, and why.
-        expected_failures: What the driver does not do yet: globs over the names of cases, and why. Such a case must fail.
+        unsupported: The cases that the driver can never pass: globs over their names, with reasons.
+        expected_failures: The cases that the driver does not pass yet: globs over their names, with reasons. Such a case must fail.
     """
 
     step_s: float = STEP_S
@@ -96,8 +96,8 @@ class VtsFailure(msgspec.Struct, frozen=True):
     Attributes:
         case: The case's name.
         where: The part of the case, such as the mutation; empty if the case has no parts.
-        expected: What should have come.
-        got: What came.
+        expected: The expected result.
+        got: The actual result.
     """
 
     case: str
@@ -115,8 +115,8 @@ class VtsOutcome(msgspec.Struct, frozen=True):
 
     Attributes:
         case: Its name.
-        verdict: How.
-        seconds: How long it took.
+        verdict: Its verdict.
+        seconds: Its duration.
         reason: Why it was skipped, or was expected to fail.
         failure: The failure, where it failed.
     """
@@ -129,7 +129,7 @@ class VtsOutcome(msgspec.Struct, frozen=True):
 
 
 class VtsReport(msgspec.Struct, frozen=True):
-    """The result of a run. The first seven are what ``--json`` promises.
+    """The result of a run. ``--json`` promises the first seven.
 
     Attributes:
         passed: Cases that passed.
@@ -140,7 +140,7 @@ class VtsReport(msgspec.Struct, frozen=True):
         by_group: Counts by the first part of the cases' names.
         failures: One for each case that failed.
         skip_reasons: Why cases were skipped, and how many for each reason.
-        driver: Who was tried.
+        driver: The driver under test.
         outcomes: All of them, in order.
     """
 
@@ -198,7 +198,7 @@ async def run_vts(
         isolation: Whether the driver runs in a process of its own.
         contains: Only cases with this in their names; empty for all.
         tests: Conformance models to work on, as from ``load_sample``.
-        settings: How cases are run; None for the defaults.
+        settings: The settings for all cases; None for the defaults.
         progress: Called after every case with the outcome, and the number of cases.
 
     Raises:

@@ -191,7 +191,7 @@ class Arguments:
         outputs: Sequence[OutputArea | MemoryUse],
     ) -> None:
         self._inputs = inputs
-        # Views of shared memory and nothing else, which stay what they are: the arguments of a burst.
+        # Whether all are views of shared memory, which never change: the arguments of a burst.
         special = (MemoryInput, ImageInput, MemoryUse, ImageArea)
         self._is_plain = not any(isinstance(value, special) for value in (*inputs, *outputs))
         self._arrays = tuple(i for i in inputs if not isinstance(i, special)) if self._is_plain else ()
@@ -334,7 +334,7 @@ def bind(
                 raise GeneralFailure(f"request, pool {index}: this driver has no device memories")
         shapes = validate_request(model, request, allow_unspecified_outputs=allow_unspecified_outputs)
     except (AttributeError, TypeError, ValueError):
-        # Looked at now alone, since every execution comes here.
+        # The types are checked after a failure alone, since every execution comes here.
         check_field_types(request, Request, "request")
         raise
     main = model.main

@@ -47,7 +47,7 @@ from aionn.hal import (
 )
 from aionn.hal.callers import client_of_call
 from aionn.platform.loops import finish
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
 from aionn.scheduler.worker_turns import BESIDE_MAX, WorkerTurns
 from fences import SyncFence
@@ -168,8 +168,8 @@ class AsyncDevice(CheckedDevice):
     """A device on the event loop. Set ``info``; implement ``supports`` and ``prepare``. To be used on one loop.
 
     Args:
-        info: What never changes for a build of the driver.
-        memory_bytes_max: What all device memories together may take, in this process's memory; None for a device without.
+        info: The description that never changes for a build of the driver.
+        memory_bytes_max: Limit of all device memories together, in this process's memory; None for a device without.
 
     Attributes:
         info: See above.
@@ -230,7 +230,7 @@ class AsyncDevice(CheckedDevice):
         """Runs a coroutine that outlives its caller, until the device is closed.
 
         Args:
-            call: What to run.
+            call: The coroutine to run.
             finish: Called exactly once with what it returned or raised, also when it never got to begin.
         """
 

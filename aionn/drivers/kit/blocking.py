@@ -233,7 +233,7 @@ class BlockingPreparedModel(LaunchingPreparedModel):
         """Executes on the calling thread when its turn comes; blocks. Raises as ``PreparedModel.execute_synchronously`` does.
 
         Args:
-            arguments: What ``bind`` returned; for any number of executions, unless device memories are among its pools.
+            arguments: The result of ``bind``; for any number of executions, unless device memories are among its pools.
             measure: Whether timings are wanted.
             deadline_ns: Absolute; None means no deadline.
             loop_timeout_ns: For every WHILE; None means the default.
@@ -365,9 +365,9 @@ class BlockingDevice(CheckedDevice):
     """A device around blocking code. Set ``info``; implement ``supports`` and ``prepare``.
 
     Args:
-        info: What never changes for a build of the driver.
+        info: The description that never changes for a build of the driver.
         now: The clock that deadlines are compared with.
-        memory_bytes_max: What all device memories together may take, in this process's memory; None for a device without.
+        memory_bytes_max: Limit of all device memories together, in this process's memory; None for a device without.
 
     Attributes:
         info: See above.
@@ -450,8 +450,8 @@ class BlockingDevice(CheckedDevice):
                     except BaseException:  # The caller cancelled the call, between two blocks.
                         prepared.release()
                         raise
-            told = (self.info.name, len(model.main.operations), preference.name, priority.name)
-            _logger.debug("%s: prepared %d operations, %s, priority %s", *told)
+            facts = (self.info.name, len(model.main.operations), preference.name, priority.name)
+            _logger.debug("%s: prepared %d operations, %s, priority %s", *facts)
             return prepared
 
         return await self._in_pieces(priority, deadline_ns, prepare)

@@ -128,7 +128,7 @@ def save(cache: CacheFiles, contents: CacheContents, *, driver: str) -> None:
 
     Args:
         cache: Files, as many as ``contents`` has pieces, and the token.
-        contents: What to keep.
+        contents: The contents to keep.
         driver: Name and version of the driver: another one does not read it back.
 
     Raises:

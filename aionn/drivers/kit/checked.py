@@ -196,8 +196,8 @@ class CheckedDevice(abc.ABC):
     """A device, for what does not depend on how it works.
 
     Args:
-        info: What never changes for a build of the driver.
-        memory_bytes_max: What all device memories together may take, in this process's memory; None for a device without.
+        info: The description that never changes for a build of the driver.
+        memory_bytes_max: Limit of all device memories together, in this process's memory; None for a device without.
 
     Attributes:
         info: See above.
@@ -215,7 +215,7 @@ class CheckedDevice(abc.ABC):
 
     @abc.abstractmethod
     def supports(self, model: Model) -> Sequence[bool]:
-        """Which operations of the main subgraph the device can run. The model has been validated. If unsure: False."""
+        """Whether the device can run each operation of the main subgraph. The model has been validated. If unsure: False."""
 
     @abc.abstractmethod
     async def aclose(self) -> None:

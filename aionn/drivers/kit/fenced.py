@@ -96,7 +96,7 @@ class FencedLaunch:
         if self._deadline_ns is not None:
             self._expire_at(self._deadline_ns, "deadline")
         ready = merge([*wait_for]) if wait_for else SyncFence.signalled()
-        # When it is over first: a fence that never signals would keep it for good.
+        # The wait is closed if the launch is over first: a fence that never signals would keep this object without a limit.
         self._stop_with(ready.close)
         ready.add_callback(lambda ready: self._timers.call(lambda: self._on_ready(ready)))
 
@@ -151,7 +151,7 @@ class FencedLaunch:
             if not result.output_sufficient_size:
                 raise GeneralFailure("fenced execution: an output does not fit its buffer")
         except BaseException as e:
-            # The fence keeps the error, the error its frames, and they what was computed with.
+            # The fence keeps the error, the error its frames, and the frames the arguments.
             traceback.clear_frames(e.__traceback__)
             self._fail_with(e)
             return

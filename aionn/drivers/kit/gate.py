@@ -9,8 +9,8 @@ Invariants:
 2. A slot that becomes free goes to the first in the order; no job overtakes by being on another path.
 3. Calls without the interpreter's lock (``fmq.Answers``) take slots only while no other job holds one or waits. The first other
    job closes their way: from then on each call that still runs is a job like any other, until it is released.
-4. The queue is bounded, in all by ``scheduler.planner.WAITING_MAX`` and for each client's process: further jobs are rejected with
-   RESOURCE_EXHAUSTED.
+4. The queue is bounded, in all by ``scheduler.planned_queue.WAITING_MAX`` and for each client's process: further jobs are rejected
+   with RESOURCE_EXHAUSTED.
 5. A preempted job keeps its thread, which sleeps until the job is started again; others run on threads of their own.
 
 The queue of the runtime's dispatcher orders the jobs of one application; this one orders what several clients sent.

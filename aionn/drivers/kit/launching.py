@@ -62,7 +62,7 @@ class LaunchingPreparedModel(PreparedModelByLaunch, CheckedPreparedModel):
         """Launches a bound request, in a thread in which the device calls (``Timers.call``). Never blocks.
 
         Args:
-            arguments: What ``bind`` returned. They are settled when the execution ends, and given back where this raises.
+            arguments: The result of ``bind``. They are settled when the execution ends, and given back where this raises.
             measure: Whether timings are wanted.
             deadline_ns: Absolute; None means no deadline.
             loop_timeout_ns: For every WHILE; None means the default.

@@ -5,8 +5,8 @@ for: ``aionn.scheduler.shared_slots`` with the driver's policy orders it, as in 
 
 Invariants:
 1. No more than ``slot_count`` jobs have a slot concurrently; a cancelled or late one never keeps one.
-2. The queue is bounded, in all by ``scheduler.planner.WAITING_MAX`` and for each client's process: further jobs are rejected with
-   RESOURCE_EXHAUSTED.
+2. The queue is bounded, in all by ``scheduler.planned_queue.WAITING_MAX`` and for each client's process: further jobs are rejected
+   with RESOURCE_EXHAUSTED.
 """
 
 from __future__ import annotations

@@ -92,9 +92,9 @@ class DeviceMemory:
     """One memory.
 
     Attributes:
-        token: How requests name it.
+        token: Its name in requests.
         operand: Type and quantisation; its dimensions are those of the allocation, 0 or empty where unknown.
-        roles: What it is meant for.
+        roles: Its intended uses.
         size_bytes: Of the allocation; 0 while the shape is not wholly known, in which case every write makes room for itself.
     """
 
@@ -105,7 +105,7 @@ class DeviceMemory:
         self.operand = operand
         self.roles = roles
         self.size_bytes = operand_size_bytes(operand.type, operand.dimensions)
-        # The client that allocates counts a size that is known; what a write takes later is counted here.
+        # The client that allocates counts a size that is known; the memory of a later write is counted here.
         self._account = None if self.size_bytes else account_of_call.get()
         self._sharer = sharer_of_call.get()
         self._state = MemoryState.UNINITIALIZED
@@ -142,7 +142,7 @@ class DeviceMemory:
         """The value as a read-only array.
 
         Args:
-            shape: What the reader takes it for; static here: it must be the shape of the last write.
+            shape: The shape that the reader assumes; static here: it must be the shape of the last write.
 
         Raises:
             GeneralFailure: Uninitialised.
@@ -274,7 +274,7 @@ class DeviceBuffer(BufferDefaults):
     """The client's side of a memory: a ``hal.Buffer``. The memory is freed when this is closed or dropped.
 
     Attributes:
-        token: How requests name it; positive.
+        token: Its name in requests; positive.
         size_bytes: Of the allocation; 0 while its shape is not wholly known.
     """
 
@@ -353,7 +353,7 @@ class MemoryTable:
     """All memories of one device.
 
     Args:
-        bytes_max: What all of them together may take.
+        bytes_max: Limit of all of them together.
     """
 
     def __init__(self, bytes_max: int) -> None:

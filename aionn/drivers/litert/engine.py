@@ -85,7 +85,7 @@ def make_engines(
         lowered: The file.
         thread_count: Threads of one execution.
         shapes: The outputs' shapes, those of the file alone, as the HAL has them; 0 or empty where unknown.
-        count: How many.
+        count: Their number.
 
     Raises:
         Unsupported: LiteRT refuses the file.

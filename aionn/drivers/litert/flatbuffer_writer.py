@@ -92,7 +92,7 @@ class FileParts:
     Attributes:
         is_static: Whether every shape is known before execution, so that LiteRT never moves a tensor.
         buffers: The constants, the first one empty.
-        size_bytes: What they take.
+        size_bytes: Their size.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class SubgraphFile:
     """One subgraph that is being written.
 
     Attributes:
-        parts: What the subgraphs share.
+        parts: The parts that the subgraphs share.
         tensors: The tensors of the file.
         shapes: Their shapes; 0 for an unknown extent, empty where the rank is unknown or 0.
         operators: The operators, in execution order.
@@ -201,8 +201,8 @@ class FileWriter:
     """A file that is being written; subgraph 0 is the main one.
 
     Attributes:
-        parts: What the subgraphs share.
-        subgraphs: What is written so far.
+        parts: The parts that the subgraphs share.
+        subgraphs: The subgraphs written so far.
     """
 
     def __init__(self) -> None:

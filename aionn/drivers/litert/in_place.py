@@ -262,7 +262,7 @@ class InPlaceEngine(BoundSlot[_Call]):
         self._compiled = self._compile(lowered.file, options)
         own_buffers = [self._buffer(t, a) for t, a in zip(tensors, own, strict=True)]
         self._handles.extend(("LiteRtDestroyTensorBuffer", b) for b in own_buffers)
-        # The first run packs what is left to pack, and shows that this way works at all.
+        # The first run packs the remaining constants, and shows that this way works at all.
         self._library.check("LiteRtRunCompiledModel", self._run(*self._arguments(own_buffers)))
         self._own_buffers = {id(a): b for a, b in zip(own, own_buffers, strict=True)}
 
@@ -355,7 +355,7 @@ def _destroy(
     bound: BoundArguments[_Call],
     memory: object,
 ) -> None:
-    """Ends LiteRT's objects, the last one made first; ``memory`` is what they read."""
+    """Ends LiteRT's objects, the last one made first; they read ``memory``."""
     bound.clear()
     while handles:
         function, handle = handles.pop()

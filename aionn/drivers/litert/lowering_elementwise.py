@@ -122,7 +122,7 @@ def elu(g: Graph, op: Operation) -> None:
         return
     below, curve, scaled, above = g.like(x), g.like(x), g.like(x), g.like(x)
     zero = g.real(0.0)
-    # elu(x) is x where x is positive: its part below 0 is what alpha scales.
+    # elu(x) is x where x is positive: alpha scales its part below 0.
     g.emit("MINIMUM", [x, zero], below, "MaximumMinimumOptions")
     g.emit("ELU", [below], curve)
     g.emit("MUL", [curve, g.real(alpha)], scaled, "MulOptions")

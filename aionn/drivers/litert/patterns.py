@@ -437,10 +437,10 @@ class _Finder:
 def _axes_of(
     before: tuple[int, ...], after: tuple[int, ...], count: int, depth: int
 ) -> tuple[list[int], bool] | None:
-    """Which neighbouring axes a mean over ``count`` elements removed, and whether it kept them with extent 1."""
+    """The neighbouring axes that a mean over ``count`` elements removed, and whether it kept them with extent 1."""
     rank = len(before)
     runs = [list(range(start, start + n)) for n in range(1, rank + 1) for start in range(rank - n + 1)]
-    # Axes of extent 1 in a run change no value. Height and width are what models average, and what XNNPACK takes.
+    # Axes of extent 1 in a run change no value. Models average height and width, and XNNPACK takes these.
     for axes in sorted(runs, key=lambda run: run != [1, 2]):
         inside, behind = before[axes[0] : axes[-1] + 1], before[axes[-1] + 1 :]
         if math.prod(inside) != count or math.prod(behind) != depth:

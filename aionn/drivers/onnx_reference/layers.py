@@ -190,7 +190,7 @@ def _heads(x: Array, count: int) -> Array:
 
 
 def _allowed(shape: tuple[int, int], offset: Array, is_causal: int, left: int, right: int) -> Array:
-    """Which keys a query may attend to: [batch or 1, 1, queries, keys]."""
+    """Whether each query may attend to each key: [batch or 1, 1, queries, keys]."""
     distance = np.arange(shape[0])[:, None] + offset.reshape(-1, 1, 1, 1) - np.arange(shape[1])
     allowed = np.ones(distance.shape, np.bool_)
     if is_causal:

@@ -23,7 +23,7 @@ def _reduction(
 
     Args:
         function: Reduces an array over axes.
-        each: What a reduction of no axes does to each element; None means nothing.
+        each: The function that a reduction of no axes applies to each element; None means none.
     """
 
     def kernel(

@@ -183,7 +183,7 @@ class Session(Compiled):
     Args:
         session: ONNX Runtime's.
         file: The file that it was made of.
-        form: What that is.
+        form: The form of the file.
         provider: Where it runs.
 
     Attributes:

@@ -156,6 +156,6 @@ _GAPS: Mapping[str, Callable[[Record, Constant], str | None]] = {
 
 
 def gap_of(op_type: str, record: Record, constant: Constant) -> str | None:
-    """Why ONNX Runtime cannot be given an application of an operator; None if it can."""
+    """The reason not to give ONNX Runtime an application of an operator; None if it takes that."""
     gap = _GAPS.get(op_type)
     return None if gap is None else gap(record, constant)

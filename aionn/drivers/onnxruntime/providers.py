@@ -1,10 +1,10 @@
-"""Which execution provider of ONNX Runtime a device is, and whether what is installed can be used.
+"""The execution providers of ONNX Runtime as devices, and whether the installed ones can be used.
 
 Owns the providers of the drivers' names, the entries of ``AIONN_ORT_PROVIDERS``, and the distributions that contain ONNX Runtime.
 Nothing of ONNX Runtime is imported here, so that clients can ask for a DeviceInfo at no cost.
 
 Invariants:
-1. A name always means the same provider; what is not known is rejected with the names that are.
+1. A name always means the same provider; an unknown one is rejected with the known names.
 2. Two distributions that contain the same module are reported, and never used: the files of the later one replace those of the
    other.
 

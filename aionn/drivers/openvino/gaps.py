@@ -100,7 +100,7 @@ _GAPS: Mapping[str, Callable[[Record, Constant], str | None]] = {
 
 
 def gap_of(op_type: str, record: Record, constant: Constant) -> str | None:
-    """Why OpenVINO cannot be given an application of an operator; None if it can."""
+    """The reason not to give OpenVINO an application of an operator; None if it takes that."""
     if op_type in _ALWAYS:
         return _ALWAYS[op_type]
     shapes = [kind.shape for kind in (*record.inputs, *record.outputs) if kind is not None]

@@ -69,7 +69,7 @@ from aionn.hal import (
 )
 from aionn.interpreter import Interpreter, RunControl
 from aionn.ops import CONTRACTS
-from aionn.scheduler.plain import PlainPolicy
+from aionn.scheduler.plain_policy import PlainPolicy
 
 __all__ = ["SimulatedDevice", "SimulatedPreparedModel", "SimulatedStatistics", "info_for"]
 
@@ -90,9 +90,9 @@ class SimulatedStatistics(msgspec.Struct, frozen=True):
         started: Executions that got a slot.
         finished: Those that gave results.
         failed: Those that ended otherwise.
-        preempted: How often one was preempted.
+        preempted: Number of preemptions.
         busy_ns: Time that slots were in use, added up.
-        energy_j: What that took.
+        energy_j: The energy of that time.
     """
 
     started: int = 0
@@ -150,10 +150,10 @@ class SimulatedDevice(AsyncDevice):
     Args:
         profile: Its description, or the name of a ready one (``phone-npu``, ``edge-cpu`` ...), or, with ``run_time_s``, any name.
         name: Its name; None for the profile's.
-        run_time_s: What every execution of any model takes, in seconds, its operations sharing it equally; None takes the
+        run_time_s: Duration of every execution of any model, in seconds, its operations sharing it equally; None takes the
             profile's.
         seed: Draws noise and faults.
-        script: What is drawn instead, one for each start (``aionn.testing.faults.scripted``).
+        script: The outcomes in place of drawn ones, one for each start (``aionn.testing.faults.scripted``).
         results: ``computed`` by the reference driver's interpreter, or ``zeros``, which needs output shapes that the model states.
         **changes: Fields of the profile to replace, ``slots=2`` for instance.
 
@@ -161,8 +161,8 @@ class SimulatedDevice(AsyncDevice):
         profile: Its description.
         run_time_ns: See ``run_time_s``.
         results: See above.
-        generation: How often it was revived.
-        open_bursts: How many bursts keep its clock from falling.
+        generation: Number of times that it was revived.
+        open_bursts: Number of bursts that keep its clock from falling.
 
     Raises:
         InvalidArgument: There is no such profile, or a number is out of its range.

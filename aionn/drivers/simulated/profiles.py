@@ -110,7 +110,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         operation_overhead_ns: Paid by every operation.
         launch_overhead_ns: Paid once by every execution, before its first operation.
         clock: Dependence of the clock on the load.
-        power: What it draws.
+        power: Its power.
         memory_bytes_max: Most bytes that the constants and temporaries of a model may take; None means no limit.
         unsupported_operations: Names of the operations that it cannot run.
         supported_operations: If not empty, the only ones that it can.
@@ -321,7 +321,7 @@ _OPERATION_NAMES = {int(member): member.name for member in OperationType}
 
 
 def unsupported_reason(profile: DeviceProfile, cost: ModelCost) -> str | None:
-    """Why the device cannot run the model, in a few words; None if it can."""
+    """The reason why the device cannot run the model, in a few words; None if it can."""
     limit = profile.memory_bytes_max
     if limit is not None and cost.memory_bytes > limit:
         return f"needs {cost.memory_bytes} bytes, the device has {limit}"
@@ -438,7 +438,7 @@ class Draw(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         factor: Multiplies its durations.
-        fault: How it ends.
+        fault: The way it ends.
         at_share: Where in the execution the fault strikes, as a share of its duration; 1 without one.
     """
 

@@ -303,7 +303,7 @@ class RequestV1_0(msgspec.Struct, frozen=True):
 
 
 def request_breach(request: Request, version: HalVersion) -> str | None:
-    """Why a version cannot express a request; None if it can."""
+    """The reason why a version cannot express a request; None if it can."""
     for index, pool in enumerate(request.pools):
         if isinstance(pool, BufferToken):
             if version < HalVersion.V1_3:

@@ -1,7 +1,7 @@
 """Drivers of HAL 1.0, 1.1 and 1.2: they see the types of their version and nothing newer.
 
-Owns the translation in both directions: models, capabilities, statuses, times; what a version cannot express is refused or taken
-out before the driver is asked.
+Owns the translation in both directions: models, capabilities, statuses, times; parts that a version cannot express are refused or
+removed before the driver is asked.
 
 Invariants:
 1. ``supports_old`` and ``prepare_old`` see models that are compliant with the declared version.
@@ -118,7 +118,7 @@ class VersionedDevice(BlockingDevice):
         name: The device's name.
         hal_version: Below 1.3.
         capabilities: In that version's type.
-        type: What kind of hardware it is; HAL 1.0 and 1.1 cannot report it, so that it is OTHER there.
+        type: The kind of hardware; HAL 1.0 and 1.1 cannot report it, so that it is OTHER there.
         version: The driver's version; HAL 1.0 and 1.1 cannot report it.
         extensions: Vendor extensions, from HAL 1.2 on.
         slots: Number of executions that it can run concurrently.
@@ -157,7 +157,7 @@ class VersionedDevice(BlockingDevice):
 
     @abc.abstractmethod
     def supports_old(self, model: OldModel) -> Sequence[bool]:
-        """Which operations of the graph the device can run. If unsure: False."""
+        """Whether the device can run each operation of the graph. If unsure: False."""
 
     @abc.abstractmethod
     def prepare_old(

@@ -17,10 +17,10 @@ class Budget:
     """The memory of one client.
 
     Args:
-        bytes_max: How much it may take.
+        bytes_max: Memory that it may take.
 
     Attributes:
-        taken_bytes: How much it has.
+        taken_bytes: Memory that it has.
     """
 
     __slots__ = ("_bytes_max", "taken_bytes")

@@ -119,7 +119,7 @@ class DataConnection:
     Args:
         owner: The client.
         wire: The connection, on which the client has sent Hello.
-        model: What is executed.
+        model: The model that is executed.
         greeting: When Hello was sent, on the client's clock, and when it came, on this one.
     """
 

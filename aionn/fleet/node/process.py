@@ -73,7 +73,7 @@ class NodeSettings(msgspec.Struct, frozen=True):
         key: File of its key; empty if it is in the same file.
         clients: File of the certificates of clients; empty if they need none.
         limits: Limits of connections.
-        bytes_max: How much memory a client may take.
+        bytes_max: Memory that a client may take.
     """
 
     name: str

@@ -68,7 +68,7 @@ class Node:
         open_device: Opens a client's connection to the local device.
         tasks: Where clients are served.
         limits: Limits of the connections that have not greeted, and of clients; see ``ClientLimits``: an address stands for a user.
-        bytes_max: How much memory a client may take.
+        bytes_max: Memory that a client may take.
         now: The clock of deadlines, in nanoseconds.
     """
 

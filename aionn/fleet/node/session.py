@@ -95,12 +95,12 @@ class Session:
         secret: For data connections.
         greeting: When Hello was sent, on the client's clock, and when it came, on this one.
         figures: Gives the load of the node.
-        bytes_max: How much memory the client may take.
+        bytes_max: Memory that the client may take.
 
     Attributes:
         generation: See above.
         secret: See above.
-        budget: What the client has taken.
+        budget: The memory that the client has taken.
         data_connections: Its data connections.
         models: Its prepared models.
     """

@@ -1,4 +1,4 @@
-"""Which cameras there are, and which of them a name means.
+"""The cameras of the machine, and the one that a name means.
 
 Owns the list and the choice by name. Refuses to own opening a stream (`capture.py`).
 """

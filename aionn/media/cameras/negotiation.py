@@ -1,4 +1,4 @@
-"""Which format, size and rate a camera is asked for.
+"""The choice of the format, size and rate of a camera.
 
 Owns the choice. Refuses to own the questions to the camera (`capture.py`): everything here is a function of what it offers.
 

@@ -148,9 +148,9 @@ def camera(
         rate: Frames per second to ask for; the next higher one that the camera has is taken, 30 by default.
         capture_size: The least size to ask the camera for; by default ``size``, or 640 x 480.
         pixel_format: Takes this format and no other; by default the best one for size and rate.
-        keep: What a slow consumer gets: the ``"latest"`` frame, the ``"oldest"`` ones, or ``"all"``; then the camera itself loses
+        keep: Items for a slow consumer: the ``"latest"`` frame, the ``"oldest"`` ones, or ``"all"``; then the camera itself loses
             frames while ``queue_frames_max`` wait, which are counted (`LiveStatistics.lost`).
-        queue_frames_max: How many frames wait for the consumer under ``"all"`` and ``"oldest"``, at most 28.
+        queue_frames_max: Number of frames that wait for the consumer under ``"all"`` and ``"oldest"``, at most 28.
         reconnect: When a camera that was unplugged is opened again; None ends the source with the error.
         input_index: Input to select, of a card that has several; None leaves it.
         controls: Values of controls by name, such as ``{"auto_exposure": "Manual Mode", "exposure_time_absolute": 100}``; set in

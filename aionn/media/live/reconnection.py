@@ -116,7 +116,7 @@ class Health(msgspec.Struct, frozen=True):
         since_ns: When that state began, CLOCK_MONOTONIC.
         reason: Why the source was last lost, or could not be opened; empty if neither has happened.
         failures: Attempts that have failed since it was last live.
-        reconnections: How often a lost source was opened again.
+        reconnections: Number of times that a lost source was opened again.
     """
 
     state: str

@@ -89,10 +89,10 @@ class LiveStatistics(SourceStatistics, frozen=True):
     Attributes:
         lost: Items that the device or the sender lost before they reached this process, by its own count.
         corrupt: Items left out because they were incomplete or damaged.
-        reconnections: How often the source was opened again after it had been lost.
-        delay_ns: How much later the last item arrived than the fastest of the last seconds, for sources with a clock of their
+        reconnections: Number of times that the source was opened again after it had been lost.
+        delay_ns: Delay of the last item over the fastest of the last seconds, for sources with a clock of their
             own; else 0.
-        drift_ppm: How much slower the source's clock is than CLOCK_MONOTONIC; None if it is the same, or not known yet.
+        drift_ppm: Slowness of the source's clock against CLOCK_MONOTONIC; None if it is the same, or not known yet.
     """
 
     lost: int = 0
@@ -128,7 +128,7 @@ class LiveSource(Generic[T]):
         Args:
             opener: Opens the capture.
             name: Shown in messages and in the `repr`.
-            keep: What a slow consumer gets: ``"latest"`` the newest item; ``"oldest"`` what was queued first; ``"all"``
+            keep: Items for a slow consumer: ``"latest"`` the newest item; ``"oldest"`` what was queued first; ``"all"``
                 everything: the source is held back while ``queue_max`` wait, and a device that cannot be held back loses items,
                 which are counted.
             queue_max: See ``keep``.
@@ -349,7 +349,7 @@ class LiveSource(Generic[T]):
         """Converts what is kept of a lost capture, since its buffers end with it, and closes it."""
         if self._queue.keeps_latest and len(self._queue):
             self._drop_ready()
-        # Under ``"all"`` nothing is dropped; what is ready stays bounded, since nothing is read while a capacity of it waits.
+        # Under ``"all"`` nothing is dropped; the ready items stay bounded, since nothing is read while a capacity of it waits.
         most = self._queue.capacity * (2 if self._queue.keeps_all else 1)
         with anyio.move_on_after(CLOSE_S_MAX):
             while len(self._ready) < most and (len(self._queue) or self._converting is not None):

@@ -117,7 +117,7 @@ class Tee(Generic[T]):
         May be called before the tee is entered; then it gets the first item as well. After the source has ended it gets that end.
 
         Args:
-            keep: What a slow consumer gets: ``"latest"`` the newest item; ``"oldest"`` what was queued first, newer ones are
+            keep: Items for a slow consumer: ``"latest"`` the newest item; ``"oldest"`` what was queued first, newer ones are
                 dropped while ``queue_max`` wait. ``"all"`` would let one consumer hold back all the rest, and is rejected.
             queue_max: See ``keep``.
 

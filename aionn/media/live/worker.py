@@ -169,7 +169,7 @@ class Worker:
         Raises:
             SourceUnavailable: The limit has passed, or an earlier call that passed its limit has not returned yet.
             ResourceExhausted: As for `submit`.
-            Exception: What the function raised.
+            Exception: That of the function.
         """
         if self._overdue is not None and not self._overdue.has_returned:
             raise SourceUnavailable(f"{what}: an earlier call of the system has not returned yet")

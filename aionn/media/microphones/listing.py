@@ -1,4 +1,4 @@
-"""Which microphones the sound server has.
+"""The microphones of the sound server.
 
 Owns the list. Refuses to own recording (`recorders.py`).
 
@@ -33,7 +33,7 @@ class MicrophoneInfo(msgspec.Struct, frozen=True):
     """A source of the sound server.
 
     Attributes:
-        name: What `microphone` takes as its device.
+        name: The name that `microphone` takes as its device.
         sample_format: Format, channels and rate, in the server's words.
         state: ``RUNNING``, ``IDLE`` or ``SUSPENDED``.
         is_monitor: Whether it returns what is played, rather than the sound of a microphone.

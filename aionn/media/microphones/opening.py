@@ -67,8 +67,8 @@ def microphone(
         sample_rate_hz: Samples per second; the sound server resamples.
         recorder: ``"parec"`` for PipeWire and PulseAudio, by a subprocess; ``"portaudio"``, the extra ``microphone``, for machines
             without a sound server.
-        keep: What a slow consumer gets: the ``"latest"`` window, the ``"oldest"`` ones, or ``"all"``.
-        queue_windows_max: How many windows wait for the consumer under ``"all"`` and ``"oldest"``.
+        keep: Items for a slow consumer: the ``"latest"`` window, the ``"oldest"`` ones, or ``"all"``.
+        queue_windows_max: Number of windows that wait for the consumer under ``"all"`` and ``"oldest"``.
         reconnect: When a microphone that was lost is opened again; None ends the source with the error.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Which addresses are read, by which protocols, and how they are shown.
+"""The addresses that can be read, their protocols, and the form in which they are shown.
 
 Owns the check of an address, FFmpeg's options for it, and the hiding of credentials. Refuses to own a connection.
 

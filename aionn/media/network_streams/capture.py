@@ -85,7 +85,7 @@ class StreamProcess:
 
     Attributes:
         name: The source, for messages.
-        opened: What the stream is.
+        opened: The description of the stream.
         views: Its slots.
     """
 

@@ -111,7 +111,7 @@ def network(
         url: ``rtsp://``, ``rtsps://``, ``http://``, ``https://``, ``rtmp://``, ``rtmps://``, ``tcp://`` or ``udp://``.
             Credentials in it are not shown in messages.
         size: ``(width, height)`` to scale to, without regard to the proportions; None leaves the size of the stream.
-        transport: How RTSP sends its data; ``"udp"`` loses packets where ``"tcp"`` delays them.
+        transport: The way RTSP sends its data; ``"udp"`` loses packets where ``"tcp"`` delays them.
         clock: ``"arrival"``, or ``"sender"``: the time at which the sender captured the frame, by the reports that senders of RTP
             send every few seconds (RTSP). `Frame.clock` is then ``"sender"``, and `Frame.uncertainty_ns` the distance to the
             arrival. It holds the delay of the sender's encoder and of the network, which the arrival does not show, if the clocks
@@ -119,9 +119,9 @@ def network(
             10 s behind or 1 s ahead, frames have the arrival.
         format: FFmpeg's name of the container; None has it found out.
         options: Further options of FFmpeg, which replace those that are set here.
-        keep: What a slow consumer gets: the ``"latest"`` frame, the ``"oldest"`` ones, or ``"all"``, which holds the server
+        keep: Items for a slow consumer: the ``"latest"`` frame, the ``"oldest"`` ones, or ``"all"``, which holds the server
             back, as far as it can be held back.
-        queue_frames_max: How many frames wait for the consumer under ``"all"`` and ``"oldest"``.
+        queue_frames_max: Number of frames that wait for the consumer under ``"all"`` and ``"oldest"``.
         reconnect: When a lost stream is opened again; None ends the source with the error. The end of a stream cannot be
             distinguished from a loss.
         open_s_max: Limit of opening, in seconds.
@@ -167,13 +167,13 @@ def network_audio(
         url: See `network`.
         window_s: Length of a window, rounded to whole samples.
         hop_s: Distance between the starts of neighbours, rounded to whole samples.
-        sample_rate_hz: What the windows have; the sound is resampled, and its channels are mixed into one.
+        sample_rate_hz: The rate of the windows; the sound is resampled, and its channels are mixed into one.
         transport: See `network`.
         clock: See `network`.
         format: See `network`.
         options: See `network`.
-        keep: What a slow consumer gets: the ``"latest"`` window, the ``"oldest"`` ones, or ``"all"``.
-        queue_windows_max: How many windows wait for the consumer under ``"all"`` and ``"oldest"``.
+        keep: Items for a slow consumer: the ``"latest"`` window, the ``"oldest"`` ones, or ``"all"``.
+        queue_windows_max: Number of windows that wait for the consumer under ``"all"`` and ``"oldest"``.
         reconnect: See `network`.
         open_s_max: See `network`.
 

@@ -246,7 +246,7 @@ class GraphWriter:
         """Writes an operation with one output.
 
         Args:
-            kind: What it computes.
+            kind: Its operator.
             inputs: Values; a Python number means a scalar.
             like: Type and quantisation of the output; None means those of the first input.
 

@@ -57,9 +57,9 @@ class ModelWriter:
     """Collects what all subgraphs share: constants, and the subgraphs that control flow refers to.
 
     Attributes:
-        file: What is imported.
+        file: The file to import.
         wanted: The referenced subgraphs in the order of their HAL indexes: the file's index, and how many outputs are kept.
-        searches_left: How many exact means may still be searched for.
+        searches_left: Number of exact means that may still be searched for.
     """
 
     def __init__(self, file: TfliteFile) -> None:

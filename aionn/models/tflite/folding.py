@@ -3,7 +3,7 @@
 Owns the evaluation of operators whose inputs are all known integers and whose results are small; such results become constants,
 and the operators vanish. Values for which the file promises nothing are never folded.
 
-Invariant: folding an operator gives what TensorFlow Lite's kernel gives; what is not handled here is left to the ordinary way.
+Invariant: folding an operator gives what TensorFlow Lite's kernel gives; other operators are left to the ordinary way.
 
 Source: the TensorFlow Lite operators' documentation.
 """

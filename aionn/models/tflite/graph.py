@@ -6,7 +6,7 @@ Owns how a tensor becomes an operand, and the check of every operation that is w
 Invariants:
 1. An operation that is written fulfils its contract; where it would not, the operator counts as ``Inexpressible``.
 2. A tensor of shape [] becomes an operand of shape [1]: the HAL has no tensors of rank 0 of known shape. Of one with more than
-   ``OPERAND_RANK_MAX`` axes the leading ones are merged (see ``stored_shape``); what takes it is in ``merging``.
+   ``OPERAND_RANK_MAX`` axes the leading ones are merged (see ``stored_shape``); the operators that take it are in ``merging``.
 3. An operation's inputs are written before it, so the order of the operations is executable.
 
 Source: sections "Operand" and "Model" of the NN HAL; the TensorFlow Lite schema's tensor types.
@@ -103,7 +103,7 @@ class SubgraphWriter:
     """Writes one subgraph.
 
     Attributes:
-        model: What the subgraphs share.
+        model: The part that the subgraphs share.
         tensors: The file's tensors.
         operands: The operands so far.
         operations: The operations so far.

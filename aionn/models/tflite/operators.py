@@ -486,8 +486,8 @@ Notes on the table:
   Lite rounds to 16 bits after every operator, so results are some steps of 16 bits apart; only QUANTIZE keeps to the 16-bit range.
 - More than four axes: the leading ones are merged (`[1, 5, 6, 7, 2]` is `[5, 6, 7, 2]`), in inputs and outputs as well. An operator
   on such tensors is written where neighbouring axes that it treats alike merge to four; booleans that only move become UINT8.
-- Shapes: open extents of the main inputs take the shape that the file calls its default, or that `load_tflite` is given; what
-  follows from it is inferred.
+- Shapes: open extents of the main inputs take the shape that the file calls its default, or that `load_tflite` is given; others
+  are inferred.
 - Signatures: the first subgraph is imported, or that of the signature named in `load_tflite`.
 - Arithmetic on shapes (SHAPE, RANK, RANGE, and ADD, SUB, MUL, CAST, CONCATENATION, EXPAND_DIMS, GATHER, PACK, REDUCE_PROD, RESHAPE,
   SQUEEZE, STRIDED_SLICE of known whole numbers) is done at import and leaves constants.

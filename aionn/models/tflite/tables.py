@@ -1,6 +1,6 @@
 """Numbers of the fields of the TensorFlow Lite file schema that the importer reads: tables, and the options of operators.
 
-Owns these numbers, their kinds and their defaults alone; what is read by them is checked in ``schema``.
+Owns these numbers, their kinds and their defaults alone; values read by them are checked in ``schema``.
 
 Source: the public schema, version 3 (file identifier TFL3), of TensorFlow Lite.
 """

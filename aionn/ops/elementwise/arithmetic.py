@@ -261,6 +261,14 @@ Outputs:
     0: tensor of the same type and of the broadcast shape.
 """
 
+_EXTREMUM_RULES = """\
+Quantisation: scales and zero points are free; each input is requantised to the output's, in float64, rounded half away from zero
+and saturated, before the comparison.
+Types: TENSOR_FLOAT32, TENSOR_FLOAT16, TENSOR_INT32, TENSOR_QUANT8_ASYMM from level 3; TENSOR_QUANT8_ASYMM_SIGNED from 4.
+Stricter than the spec: shapes known not to broadcast are refused with the model. A NaN on either side gives NaN.
+Source: MaximumMinimum.cpp of the NN HAL.
+"""
+
 _PAIR_INPUTS = """\
 Inputs:
     0: tensor.
@@ -363,29 +371,13 @@ Source: Pow.cpp of the NN HAL.
         _validate_extremum,
         broadcast_shape_rule,
         _execute_maximum,
-        "output = max(input0, input1)\n"
-        + _PAIR_INPUTS
-        + """\
-Quantisation: scales and zero points are free; each input is requantised to the output's, in float64, rounded half away from zero
-and saturated, before the comparison.
-Types: TENSOR_FLOAT32, TENSOR_FLOAT16, TENSOR_INT32, TENSOR_QUANT8_ASYMM from level 3; TENSOR_QUANT8_ASYMM_SIGNED from 4.
-Stricter than the spec: shapes known not to broadcast are refused with the model. A NaN on either side gives NaN.
-Source: MaximumMinimum.cpp of the NN HAL.
-""",
+        "output = max(input0, input1)\n" + _PAIR_INPUTS + _EXTREMUM_RULES,
     ),
     OperationContract(
         OperationType.MINIMUM,
         _validate_extremum,
         broadcast_shape_rule,
         _execute_minimum,
-        "output = min(input0, input1)\n"
-        + _PAIR_INPUTS
-        + """\
-Quantisation: scales and zero points are free; each input is requantised to the output's, in float64, rounded half away from zero
-and saturated, before the comparison.
-Types: TENSOR_FLOAT32, TENSOR_FLOAT16, TENSOR_INT32, TENSOR_QUANT8_ASYMM from level 3; TENSOR_QUANT8_ASYMM_SIGNED from 4.
-Stricter than the spec: shapes known not to broadcast are refused with the model. A NaN on either side gives NaN.
-Source: MaximumMinimum.cpp of the NN HAL.
-""",
+        "output = min(input0, input1)\n" + _PAIR_INPUTS + _EXTREMUM_RULES,
     ),
 )

@@ -136,7 +136,7 @@ out = in, converted to the output's element type. Scale and zero point are not l
 Inputs: 0 a tensor of any rank: float16, float32, int32, quant8 asymm (level 3) become any of these; from level 4 bool8, quant16
 asymm, quant16 symm, quant8 asymm signed and quant8 symm become themselves.
 Output: of the input's shape.
-Floats are truncated towards zero; what does not fit saturates, a NaN becomes 0 (the spec leaves both open).
+Floats are truncated towards zero; values that do not fit saturate, a NaN becomes 0 (the spec leaves both open).
 Source: Cast.cpp of the NN HAL.
 """,
     ),

@@ -164,7 +164,7 @@ def suppress(
         scores: Changed in place where boxes are weakened.
         boxes: [n, 4].
         count_max: Number of boxes to keep, negative for all.
-        decay: What an overlap multiplies a score with; None drops every box whose overlap is at least ``threshold``.
+        decay: The factor of a score for an overlap; None drops every box whose overlap is at least ``threshold``.
         threshold: With ``decay``, boxes whose score falls below it are dropped.
 
     Returns:

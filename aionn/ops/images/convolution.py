@@ -424,7 +424,7 @@ def _convolve_transposed(image: Array, out: Array, plan: _Plan) -> None:
     down, across, weights = plan.down, plan.across, plan.weights
     batch, height, width, channels = out.shape
     _, rows, columns, depth = image.shape
-    # Every input pixel's products are laid over the outputs around it; what falls into the padding is cut off.
+    # Every input pixel's products are laid over the outputs around it; those in the padding are cut off.
     full = (
         max((rows - 1) * down.stride + down.window, down.before + height),
         max((columns - 1) * across.stride + across.window, across.before + width),
@@ -456,8 +456,8 @@ def _convolve_transposed(image: Array, out: Array, plan: _Plan) -> None:
 _FILTER_TYPES = """
 Types: float32; from level 3 float16; quant8 asymm (unsigned), filter of the same type or, from level 3, quant8 symm per channel
 with scales on axis {axis}; from level 4 quant8 asymm signed, likewise. The output has the input's type.
-Quantisation: bias int32, zero point 0, scale = input scale * filter scale (per-channel filter: the scale of each channel; what the
-operand states is not looked at). sums = bias + sum((x - zx) * (w - zw)), exact; result = sums * multiplier (input scale * filter
+Quantisation: bias int32, zero point 0, scale = input scale * filter scale (per-channel filter: the scale of each channel; the
+operand's own scale is ignored). sums = bias + sum((x - zx) * (w - zw)), exact; result = sums * multiplier (input scale * filter
 scale / output scale as a 31-bit integer and a shift, rounded half up after the product, half away from zero after the shift)
 + output zero point, clipped to the type's range and the activation's. Multipliers of signed and per-channel types are products in
 double precision, those of unsigned per-tensor types are rounded to float32 first. Unsigned with output scale <= input scale *

@@ -87,7 +87,7 @@ def _pool(
         call: The operation.
         reduce: The binary function.
         working: Element type that partial results need; None for the image's own.
-        fill: What stands for padding: it leaves partial results as they are.
+        fill: The value of padding: it leaves partial results as they are.
         squares: Whether the image is squared first.
     """
     is_nchw, _, down, across = _axes(call)

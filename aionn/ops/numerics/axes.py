@@ -55,7 +55,7 @@ def bounded_shape(call: Call, what: str, shape: Shape) -> Shape:
     Args:
         call: The execution.
         what: Names the arguments that the shape comes of, such as ``input 1``.
-        shape: What they make.
+        shape: The extents that result.
 
     Raises:
         InvalidArgument: An extent is negative, or the tensor's size in bytes does not fit 32 bits.

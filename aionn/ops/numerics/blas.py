@@ -4,7 +4,7 @@ Owns the way to its number of threads: while any run that multiplies matrices is
 every process and environment. It is one number for the process: numpy calls of the application that overlap a run have one thread
 as well. Libraries other than OpenBLAS, which numpy's wheels bring, keep their threads.
 
-Invariant: the number is what it was when the last of overlapping runs is over.
+Invariant: the number is restored when the last of overlapping runs is over.
 
 Source: OpenBLAS' C interface.
 """

@@ -99,7 +99,7 @@ def weight_values(
     """Weights as floats, their zero point taken out, in a type in which the operation's sums are exact.
 
     Args:
-        data: What is weighted; its type bounds the sums.
+        data: The values to weight; their type bounds the sums.
         weights: As stored.
         reduced: The axes that are summed over.
         spans_zero_point: Whether the data's zero point is taken out before they are weighted, which widens their range.

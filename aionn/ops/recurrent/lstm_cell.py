@@ -109,7 +109,7 @@ class CellPlaces:
         return (*self.weights[1:], *self.recurrent[1:], *self.biases[1:], *self.states)
 
     def axes(self, source: str = "input") -> dict[int, Axes]:
-        """Names of the axes; ``source`` is what the input weights are multiplied with."""
+        """Names of the axes; the input weights are multiplied with ``source``."""
         units, output = f"{self.name}units", f"{self.name}output"
         table: dict[int, Axes] = dict.fromkeys(self.weights, (units, source))
         table |= dict.fromkeys(self.recurrent, (units, output))

@@ -1,6 +1,6 @@
 """Matrix products: FULLY_CONNECTED, BATCH_MATMUL.
 
-Owns which rows meet which columns; what becomes of weighted sums is in ``weighted_sums``.
+Owns which rows meet which columns; the rest of weighted sums is in ``weighted_sums``.
 
 Invariants:
 1. Quantised sums are exact before they are requantised.

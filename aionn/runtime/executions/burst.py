@@ -21,7 +21,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from aionn.errors import ExecutionCancelled, InvalidArgument, ResourceExhausted, shortages_told, status_of
+from aionn.errors import ExecutionCancelled, InvalidArgument, ResourceExhausted, shortages_raised, status_of
 from aionn.hal import (
     Priority,
     dimensions_are_known,
@@ -122,7 +122,7 @@ class Burst:
     def _opened(self) -> list[list[DeviceBurst] | InterpretedBurst]:
         return self._plans[-1].opened if self._plans else []
 
-    @shortages_told("burst")
+    @shortages_raised("burst")
     async def __aenter__(self) -> Self:
         if self._was_entered or self._closed:
             raise InvalidArgument("burst: can be entered once")
@@ -182,7 +182,7 @@ class Burst:
 
         Args:
             plan: The plan.
-            owner: What its executions have in common.
+            owner: The common part of its executions.
             opened: The result of ``open_beside``; None for a burst that is not open.
             figures: Count the streams that begin from now on; None without metrics.
             ended: Called when no frame uses the present plan any more, and its bursts have ended.

@@ -111,7 +111,7 @@ class Execution:
         if self.fence.status == FenceStatus.PENDING:
             self.finished_ns = now_ns()
             self._failure = error
-            # Not one that ends because its runtime is being closed: that is what the application has asked for.
+            # An execution that ends because its runtime is closed has not failed: the application has closed it.
             if not isinstance(error, ExecutionCancelled) and self._job.background.is_open:
                 self._fence.failure = error
             cause = error.__cause__
@@ -121,7 +121,7 @@ class Execution:
                 self.fence.try_fail(error, origin=f"execution on {self._job.owner.device}")
 
     def cancel(self) -> None:
-        """Gives the execution up: one that waits never runs; one that runs keeps its slot until the device is done, and its
+        """Cancels the execution: one that waits never runs; one that runs keeps its slot until the device is done, and its
         result is discarded. Awaiting the execution raises ``ExecutionCancelled``. From any thread, as a callback of a fence is."""
         try:
             self._fail(ExecutionCancelled("execution: cancelled"))
@@ -174,7 +174,7 @@ class Execution:
         return job.dispatcher.change_priority(job.work, job.rank)
 
     def explain(self) -> str:
-        """Why it is where it is, in some lines."""
+        """The reasons of its present state, in some lines."""
         job = self._job
         message = f"{job.state.value}, priority {job.rank.name}, deadline {job.deadline_ns}"
         if job.work is None or job.dispatcher is None:
@@ -218,7 +218,7 @@ class ExecutionFence(SyncFence):
 
     def __init__(self, execution: Execution, background: Background) -> None:
         super().__init__("execution")
-        # Weak: the two would otherwise live until the garbage collector comes.
+        # A weak reference: the two would otherwise live until the garbage collector comes.
         self.execution: weakref.ref[Execution] = weakref.ref(execution)
         self.failure: Error | None = None
         self._background = background

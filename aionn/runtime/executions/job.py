@@ -10,7 +10,7 @@ still waits: ``_landed`` releases them, and ``_launch`` where nothing was launch
 Invariants:
 1. A slot is released exactly once: when its launch is done, or immediately where the launch was rejected.
 2. The caller gets MissedDeadline at the deadline, not when the device is done.
-3. A caller that leaves, cancelled or late, leaves nothing that waits; what runs on a device runs to its end without a task.
+3. A caller that leaves, cancelled or late, leaves nothing that waits; a launch on a device runs to its end without a task.
 4. An exception of the driver is an ``Error`` for the caller, and falls back only where that is allowed.
 
 Source: execution model of the NN HAL 1.3; "late" is defined at the caller because no engine stops immediately.
@@ -42,7 +42,7 @@ from aionn.observability.tracing import section
 from aionn.platform.loops import is_cancelled
 from aionn.runtime.background import Background
 from aionn.runtime.clock import now_ns
-from aionn.runtime.executions.launching import BackgroundLaunch
+from aionn.runtime.executions.background_launch import BackgroundLaunch
 from aionn.runtime.executions.results import ExecutionState, Result, sum_of
 from aionn.runtime.executions.stepping import GROWTH_TRIES_MAX, Step, output_too_small
 from aionn.runtime.memory.arguments import RequestArea
@@ -87,7 +87,7 @@ class ExecutionJob(msgspec.Struct, eq=False):
     """One execution: what was asked for, and how far it is. ``run_job`` runs it once.
 
     Attributes:
-        owner: What it has in common with others.
+        owner: The part that it has in common with others.
         steps: In their order.
         finish: Called once, when neither the execution nor a device uses its memory any more.
         priority: Its class.
@@ -105,7 +105,7 @@ class ExecutionJob(msgspec.Struct, eq=False):
         queued_ns: From the call until the first slot was acquired; 0 before that.
         dependencies_ns: From the call until its last fence had signalled; 0 where none had to be waited for.
         landed_ns: When a device was done with its last step so far.
-        fallbacks: What ran on the reference device, and why.
+        fallbacks: Parts that ran on the reference device, with the reason.
         lent_priority: The highest class of those that wait for it.
         urgent_ns: When it must be done for those that wait for it; ``NEVER_NS`` for no matter when.
         dispatcher: Of the slot that it waits for, or has.

@@ -105,7 +105,7 @@ class OpenedPlan:
 
     Args:
         plan: The plan.
-        owner: What its executions have in common.
+        owner: The common part of its executions.
         kept: The memories of the buffers that stay in memory.
 
     Attributes:

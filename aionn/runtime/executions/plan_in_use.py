@@ -105,8 +105,8 @@ class PlanInUse:
     Attributes:
         plan: It.
         steps: Its steps.
-        owner: What its executions have in common.
-        sizes: What executions have learnt about sizes, by key.
+        owner: The common part of its executions.
+        sizes: Sizes that executions have learnt, by key.
         areas: Request memories for the next executions.
         users: Number of executions that have not ended, and of bursts that still use it after it was replaced.
         needed: Which inputs must be given.

@@ -37,14 +37,14 @@ class Result(msgspec.Struct, frozen=True):
     Attributes:
         outputs: One array per output. From ``execute`` they are the caller's own; from a stream they are read-only views of shared
             memory, valid until the next result is asked for.
-        timing: What was measured, counted from the launch: time in the driver has the wait for dependencies in it, which is the
+        timing: Durations, counted from the launch: time in the driver has the wait for dependencies in it, which is the
             runtime's doing, but not the wait for the device's slot, see ``queued_ns``. None entries where nothing was measured.
         status: NONE; a result of another status is an exception instead.
         device: Name of the device that ran it, or names, in the order of the steps.
-        fallback: What ran on the reference device instead, and why; empty where nothing did.
+        fallback: Parts that ran on the reference device instead, with the reason; usually empty.
         queued_ns: From the call until a device slot was acquired, dependencies included.
         total_ns: From the call until the result was here.
-        valid_until: What ends the validity of ``outputs``; empty where they are the caller's own, for good.
+        valid_until: The event that ends the validity of ``outputs``; empty where they are the caller's own, for good.
         dependencies_ns: From the call until this process saw that the last fence of ``wait_for`` had signalled; 0 where none had
             to be waited for.
     """
@@ -132,7 +132,7 @@ class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
             driver died while it ran, and the compilation recovers: see ``recover`` of ``Runtime.compile``).
         finished_ns: When its result was here, or when it was dropped.
         deadline_ns: Its deadline; None means no deadline.
-        timing: What the device measured.
+        timing: Durations measured by the device.
         label: The promise of a stream with a guarantee that this frame broke first: ``early``, ``delayed``, ``overran`` or
             ``withdrawn``; or what it was delayed by though it kept all of them: ``stalled`` (the machine did not run the event
             loop), ``blocked`` (an execution before it took longer than was counted with). None for all others, and without a

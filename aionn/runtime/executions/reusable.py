@@ -35,14 +35,14 @@ class ReusableExecution:
     """The same execution again and again, one computation at a time, without a copy. Made by ``Compilation.reusable``.
 
     Args:
-        plan: What is computed.
-        sizes: What executions have learnt about sizes, by key.
+        plan: The plan that is executed.
+        sizes: Sizes that executions have learnt, by key.
         check_open: Raises where the compilation is closed.
         make_job: Makes a computation.
         background: Where the runtime's tasks live.
 
     Attributes:
-        inputs: Views of the inputs; what they hold is what the next computation reads.
+        inputs: Views of the inputs; the next computation reads their values.
         outputs: Views of the outputs as the last computation left them; empty before the first.
     """
 

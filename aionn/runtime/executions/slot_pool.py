@@ -33,9 +33,9 @@ class FrameBuffer:
         identifier: Its number in the burst, by which devices remember its memory.
         identifiers: The same, as requests name it.
         area: The memory.
-        users: How many use it; 0 for one that is free.
-        steps: What is executed over the memory.
-        owner: What its executions have in common.
+        users: Number of users; 0 for one that is free.
+        steps: The steps that are executed over the memory.
+        owner: The common part of its executions.
         inputs: Keys of the inputs in the memory.
         leave: Called at the end of each of its executions.
         successor: The one that is used in its place once its last user leaves it; None for itself.
@@ -259,7 +259,7 @@ class SlotPool:
         """One user less; the last one gives the buffer to the next that waits.
 
         Args:
-            buffer: What was used.
+            buffer: The buffer that was used.
             job: The execution that used it; not needed, but what an execution ends with is called with it.
         """
         buffer.users -= 1

@@ -57,7 +57,7 @@ class SourceTask:
 
         Raises:
             StopAsyncIteration: The source has ended.
-            BaseException: What the source raises.
+            BaseException: That of the source.
         """
         self._is_reading = True
         try:

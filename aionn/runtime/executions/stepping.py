@@ -23,7 +23,7 @@ from aionn.hal import Burst as HalBurst
 from aionn.hal import ExecutionResult, Launch, Model, PreparedModel, Priority, Request, Timing, check_launch
 from aionn.runtime.background import Background
 from aionn.runtime.devices import RuntimeDevice
-from aionn.runtime.executions.launching import BackgroundLaunch, execute_by_callback
+from aionn.runtime.executions.background_launch import BackgroundLaunch, execute_by_callback
 from aionn.runtime.memory.arguments import RequestArea
 from aionn.validation import check_execution_result
 
@@ -165,11 +165,11 @@ class PreparedStep(NamedTuple):
     Attributes:
         device: Where it runs.
         prepared: The device's prepared model.
-        model: What was prepared.
+        model: The model that was prepared.
         inputs: Keys of the values that it reads, in the order of its model's inputs.
         outputs: Keys of the values that it writes, in the order of its model's outputs.
         operations: Which of the whole model's operations it has.
-        interpreted: The IF or WHILE that the runtime itself runs, which is what ``prepared`` is then; None for all other steps.
+        interpreted: The IF or WHILE that the runtime itself runs, which ``prepared`` is then too; None for all other steps.
     """
 
     device: RuntimeDevice
@@ -188,7 +188,7 @@ class Step:
         prepared_step: The step of the plan.
         dispatcher: The slots of its device.
         interpreted: See ``PreparedStep``: the step has no slot of its own then.
-        key: What its duration on the device is learnt by; None to learn nothing.
+        key: The key by which its duration on the device is learnt; None to learn nothing.
         sizes: Takes up what was learnt about sizes of outputs, for the next execution.
         fallback: The step on the reference device, for failures; None where that is not allowed.
         name: Names the step where a fallback is reported.

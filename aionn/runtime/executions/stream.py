@@ -57,11 +57,11 @@ class Item:
     """An item on its way from the source to the consumer, or the error that ended the source.
 
     Attributes:
-        item: What the source gave.
+        item: The source's item.
         error: Raised to the consumer instead of a result.
         buffer: None until it has one, and again when its outputs had to be copied.
         deadline_ns: Absolute; None means no deadline.
-        result: What the device gave; None before, and for a dropped item.
+        result: The device's result; None before, and for a dropped item.
         finished_ns: When its result was here, or when it was dropped.
         is_finished: Whether the consumer can have it.
         is_lost: Whether its driver died while it ran, and the next one may succeed.
@@ -93,12 +93,12 @@ class StreamPump:
         write: Writes an item into the memory of its inputs.
         deadline: From an item to its absolute deadline in nanoseconds; None means no deadlines.
         drops_late: Whether late items are dropped; otherwise they are executed, and marked late.
-        device_slots: How many executions its devices can run at a time, all together.
+        device_slots: Number of executions that its devices can run at a time, all together.
         on_end: Called with this object when it was ended.
         figures: Counts the items; None without metrics.
 
     Attributes:
-        items: What is on its way, in the source's order.
+        items: Items on their way, in the source's order.
         is_fed: Whether no item is added any more.
         is_over: Whether it was ended.
         figures: See above.

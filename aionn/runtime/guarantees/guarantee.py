@@ -107,7 +107,7 @@ class StreamGuarantee:
         reservations: Those of the device.
         model: The key by which the device's time for a frame is learnt.
         declared_ns: The duration of a frame that the driver declares; None if it declares none.
-        terms: What the stream promises and asks for.
+        terms: The stream's promises and demands.
         is_best: Whether the stream runs as best effort where it is not admitted.
         run: Executes a frame.
         warm_up: Executes once, in a buffer of the burst.

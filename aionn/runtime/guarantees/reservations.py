@@ -48,7 +48,7 @@ class Held:
     """A reservation in force, or one that has ended.
 
     Attributes:
-        reservation: What was admitted.
+        reservation: The admitted reservation.
         measured: The timings that it relies on.
         model: The key of the model that its frames execute.
         server: Decides about its frames.
@@ -167,7 +167,7 @@ class DeviceReservations:
         is_up: Whether the device works, as far as its reservations know.
         refusals: Number of refusals by reason: ``no_time``, ``device_down``, ``too_many`` (of one ledger).
         labels: Number of frames with each label, of all reservations so far.
-        stalls: The machine's stalls of the event loop; what the runtime opens has those of its loop.
+        stalls: The machine's stalls of the event loop; ``Runtime`` passes those of its loop.
     """
 
     def __init__(self, name: str, slot_count: int, dispatcher: Dispatcher, estimates: Estimates) -> None:

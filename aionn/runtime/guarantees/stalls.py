@@ -41,8 +41,8 @@ class Reading(NamedTuple):
 
     Attributes:
         at_ns: The time.
-        waited_ns: How long the loop's thread was ready without a processor.
-        stolen_ns: How long the hypervisor did not run a processor, by its number.
+        waited_ns: Time for which the loop's thread was ready without a processor.
+        stolen_ns: Time for which the hypervisor did not run a processor, by its number.
     """
 
     at_ns: int

@@ -111,7 +111,7 @@ class GuaranteedStream(Stream[_T]):
 
     @property
     def refusal(self) -> NotAdmitted | None:
-        """Why a stream with ``guarantee="best"`` has no reservation; None where it has one, or was not asked."""
+        """The reason why a stream with ``guarantee="best"`` has no reservation; None where it has one, or was not asked."""
         return self._guarantee.refusal
 
     async def admit(self) -> StreamReservation | None:

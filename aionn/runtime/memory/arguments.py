@@ -138,7 +138,7 @@ def check_inputs(
     """The values that an application passes, as arrays of the model's types; None stays None: an input that is left out.
 
     Args:
-        specs: What the model takes.
+        specs: The model's inputs.
         values: A value for each, None, or ``BOUND``, which becomes None.
         needed: Which inputs cannot be left out; asked only when one is.
         first: Index of the first of the inputs.
@@ -550,8 +550,8 @@ class RequestArea:
         for key, shape in zip(keys, shapes, strict=False):
             if not shape.is_sufficient:
                 if key in self._bound:
-                    told = [(s.dimensions, s.is_sufficient) for s in shapes]
-                    raise OutputInsufficientSize("execute: an output does not fit its memory", told)
+                    reported = [(s.dimensions, s.is_sufficient) for s in shapes]
+                    raise OutputInsufficientSize("execute: an output does not fit its memory", reported)
                 known = operand_size_bytes(self._values[key].spec.type, shape.dimensions)
                 sizes[key] = max(known, 2 * self._locations[key].length)
                 self.memories.append(Memory.create(sizes[key], name="aionn-request"))

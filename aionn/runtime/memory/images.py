@@ -66,7 +66,7 @@ class ImageMemory(MappedMemory):
     Attributes:
         memory: The memory itself.
         description: The layout of its pixels.
-        array: The values, ``[layers, height, width, channels]`` uint8; writing here is what the next execution reads.
+        array: The values, ``[layers, height, width, channels]`` uint8; the next execution reads the values written here.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -90,7 +90,7 @@ class ImageMemory(MappedMemory):
         Args:
             width: Pixels of a row.
             height: Rows.
-            format: What a pixel is; not ``BLOB``, which is ``SharedMemory``.
+            format: The format of a pixel; not ``BLOB``, which is ``SharedMemory``.
             layers: Images behind each other.
             stride: Pixels from row to row; 0 for ``width``.
 
@@ -113,7 +113,7 @@ class ImageMemory(MappedMemory):
 
         Args:
             array: uint8 ``[height, width]``, ``[height, width, channels]`` or ``[layers, height, width, channels]``.
-            format: What a pixel is; None takes the one of that many channels without an X byte.
+            format: The format of a pixel; None takes the one of that many channels without an X byte.
             stride: Pixels from row to row; 0 for the width.
 
         Raises:

@@ -30,7 +30,7 @@ class MappedMemory:
 
     Attributes:
         memory: The memory itself.
-        array: The values; writing here is what the next execution reads.
+        array: The values; the next execution reads the values written here.
     """
 
     def __init__(self, memory: Memory, array: Array) -> None:

@@ -58,7 +58,7 @@ class SharedMemory(MappedMemory):
 
     Attributes:
         memory: The memory itself.
-        array: The values; writing here is what the next execution reads.
+        array: The values; the next execution reads the values written here.
     """
 
     def __init__(self, memory: Memory, dtype: npt.DTypeLike, shape: Sequence[int], offset: int = 0) -> None:
@@ -241,7 +241,7 @@ OwnMemory = SharedMemory | DeviceMemory | ImageMemory
 def _element_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
     try:
         kind = np.dtype(dtype)
-    except Exception as e:  # Which ones is numpy's affair: a text may be a wrong type in several ways.
+    except Exception as e:  # Numpy chooses the class: a text may be a wrong type in several ways.
         raise InvalidArgument(f"dtype: expected an element type of numpy's, got {dtype!r}: {e}") from e
     if kind.hasobject:
         raise InvalidArgument(
@@ -293,7 +293,7 @@ def bind(plan: Plan, identity: object, is_output: bool, index: int, memory: Any,
     """The binding of an application's memory to an input or output of the compilation of a plan.
 
     Args:
-        plan: What the compilation executes.
+        plan: The plan that the compilation executes.
         identity: The compilation's, which a device memory knows its uses by.
         is_output: Whether ``index`` is that of an output.
         index: Of the input or output.

@@ -55,7 +55,7 @@ def image_writer(
         mean: One number for each channel; None subtracts nothing.
         deviation: One number for each channel; None divides by nothing.
         fit: See ``Fit``.
-        fill: Level of the bars of ``letterbox``, from 0 to 255; 114 is what detectors of the YOLO family are trained with.
+        fill: Level of the bars of ``letterbox``, from 0 to 255; detectors of the YOLO family are trained with 114.
 
     Raises:
         InvalidArgument: The input is not one of a compilation, or not a picture of one batch; or an argument is out of range.

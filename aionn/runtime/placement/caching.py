@@ -107,7 +107,7 @@ async def open_cache(
     Args:
         directory: Where the files are; made if it is missing.
         token: 32 bytes that stand for the model; None takes a digest of it.
-        model: What is compiled, or the path of its file.
+        model: The model to compile, or the path of its file.
         described: Other properties that identify the compilation, such as the options of its import.
 
     Raises:
@@ -172,12 +172,12 @@ class StepCache:
         self.directory = directory
         self.used: bool | None = None
         self._token = token
-        self._is_told = False
+        self._is_reported = False
 
-    def _tell(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         """Warns that nothing is kept: once for a compilation, of which each step has files of its own."""
-        level = logging.DEBUG if self._is_told else logging.WARNING
-        self._is_told = True
+        level = logging.DEBUG if self._is_reported else logging.WARNING
+        self._is_reported = True
         _logger.log(level, "the compilation is not kept: %s: %s", self.directory, error.strerror or error)
 
     def _plan_path(self, devices: Sequence[RuntimeDevice], choice: tuple[int, ...]) -> tuple[Path, bytes]:
@@ -220,7 +220,7 @@ class StepCache:
     async def write_plan(
         self, devices: Sequence[RuntimeDevice], choice: tuple[int, ...], plan: bytes
     ) -> None:
-        """Keeps a plan; what is wrong with the directory is only logged."""
+        """Keeps a plan; faults of the directory are only logged."""
         path, key = self._plan_path(devices, choice)
 
         def write() -> None:
@@ -231,7 +231,7 @@ class StepCache:
                     file.write(_plan_digest(key, plan) + plan)
                 os.rename(temporary, path)
             except OSError as e:
-                self._tell(e)
+                self._report(e)
                 with contextlib.suppress(OSError):
                     temporary.unlink()
 
@@ -367,7 +367,7 @@ class _Writing:
                 self._fds.append(os.open(temporary, flags, _FILE_MODE))
                 self._paths.append((temporary, directory / name))
         except OSError as e:
-            self._cache._tell(e)
+            self._cache._report(e)
             return None
         count = self._counts.model
         return CacheFiles(self._fds[:count], self._fds[count:], self._token)
@@ -379,7 +379,7 @@ class _Writing:
                 for temporary, path in self._paths:
                     os.rename(temporary, path)
         except OSError as e:
-            self._cache._tell(e)
+            self._cache._report(e)
 
     def drop(self) -> None:
         """Closes the files, and removes those that were not put into their places."""

@@ -81,12 +81,12 @@ def interpreted_step(model: Model, step: partition.Step, plans: Sequence[Plan]) 
 
     Args:
         model: The step's model, whose only operation it is.
-        step: What it reads and writes.
+        step: Its inputs and outputs.
         plans: Of then and else, or of condition and body.
     """
     first, second = (_Subgraph(plan) for plan in plans)
     interpreted = InterpretedModel(model, first, second)
-    # Steps are executed, put into bursts and closed; what else a prepared model can do is asked of devices alone.
+    # Steps are executed, put into bursts and closed; the other calls of a prepared model are made of devices alone.
     prepared = cast(PreparedModel, interpreted)
     return PreparedStep(
         interpreter_device(), prepared, model, step.inputs, step.outputs, step.operations, interpreted
@@ -98,7 +98,7 @@ class _Subgraph:
 
     Attributes:
         plan: Its plan.
-        sizes: What executions have learnt about sizes.
+        sizes: Sizes that executions have learnt.
         steps: The plan's steps, as executions run them.
     """
 
@@ -225,7 +225,7 @@ class InterpretedModel(PreparedModelDefaults):
         index = (main.output_indexes if is_output else main.input_indexes)[argument]
         if is_output:
             if not self._is_if:
-                return None  # Which round was the last one is known when it is over.
+                return None  # The last round is known when it is over.
             return self._uses_inside([p for p, i in enumerate(self._operation.outputs) if i == index], True)
         if self._is_if and index == self._operation.inputs[0]:
             return None
@@ -279,7 +279,7 @@ class InterpretedModel(PreparedModelDefaults):
         holds = _truth(condition, "input 0")
         subgraph = self._subgraphs[0 if holds else 1]
         frame = _Frame(subgraph)
-        # A device's memory is written by the device; what is ordinary is copied, since its room may not be enough.
+        # A device's memory is written by the device; other memory is copied, since its room may not be enough.
         place = dict(zip(self._model.main.output_indexes, request.outputs, strict=True))
         outputs = [self._in_place(request, place.get(index), index) for index in self._operation.outputs]
         try:
@@ -375,7 +375,7 @@ class _Run:
 
     Attributes:
         job: The execution that it is a step of.
-        timings: What was measured so far.
+        timings: The measurements so far.
     """
 
     def __init__(self, job: Conditions, burst: _BurstInside | None) -> None:

@@ -94,7 +94,7 @@ def open_references(
         model: The whole model.
         number: The subgraph that the devices were asked about.
         candidates: With their answers.
-        preference: What devices are chosen for.
+        preference: The aim of the choice of devices.
     """
     found: dict[int, None] = {}
 
@@ -118,7 +118,7 @@ def divide(
     Args:
         model: The whole model.
         asked: By number of the subgraph, the devices with their answers about it. 0 must be there.
-        preference: What devices are chosen for.
+        preference: The aim of the choice of devices.
 
     Returns:
         The divisions by number; 0 and what is reached from there.

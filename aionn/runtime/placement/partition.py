@@ -1,4 +1,4 @@
-"""Which operation goes to which device, and how the work is cut into steps. Pure: no device is asked here.
+"""The choice of a device for each operation, and the division of the work into steps. Pure: no device is asked here.
 
 Owns scores, the choice, the order of steps, and the model of each step. Support was queried before; steps are prepared and run
 elsewhere. ``division`` handles the subgraphs of an IF or WHILE that no device takes.
@@ -157,7 +157,7 @@ def may_be_chosen(
         model: Whose main subgraph it is. With an IF or WHILE in it every device is asked.
         capabilities: The device's performance.
         asked: The devices that have answered.
-        preference: What devices are chosen for.
+        preference: The aim of the choice of devices.
     """
     operations = model.main.operations
     if any(operation.type in CONTROL_FLOW for operation in operations):
@@ -184,7 +184,7 @@ def choose_devices(
     Args:
         model: Whose main subgraph it is.
         candidates: The devices.
-        preference: What they are chosen for.
+        preference: The aim of the choice of devices.
         interpretation: Asked about each IF and WHILE that no device would take, or the reference device.
 
     Raises:
@@ -205,9 +205,9 @@ def choose_devices(
         best = min(able, key=lambda i: (scores[i], not candidates[i].is_reference, i), default=None)
         if operation.type in CONTROL_FLOW and (best is None or candidates[best].is_reference):
             # The reference device takes what is of unknown size as a whole: between devices such values are copied to and fro.
-            told = None if best is not None and only_reference else interpretation(index, best is not None)
-            if told is not None:
-                choices.append(Choice(index, len(candidates), scores, told))
+            reason = None if best is not None and only_reference else interpretation(index, best is not None)
+            if reason is not None:
+                choices.append(Choice(index, len(candidates), scores, reason))
                 continue
         if best is None:
             name = operation_name(model, operation.type)
@@ -223,16 +223,16 @@ def choose_devices(
 def _reason(
     best: int, able: Sequence[int], scores: Sequence[float | None], candidates: Sequence[Candidate]
 ) -> str:
-    told = ", ".join(f"{candidates[i].name} {scores[i]:g}" for i in able)
+    listed = ", ".join(f"{candidates[i].name} {scores[i]:g}" for i in able)
     unasked = [candidate.name for candidate in candidates if not candidate.is_asked]
     if unasked:
-        told += f"; slower and not asked: {', '.join(unasked)}"
+        listed += f"; slower and not asked: {', '.join(unasked)}"
     elif len(able) == 1:
         return "the only device that supports it" if len(candidates) > 1 else "the only device asked for"
     if any(scores[i] == scores[best] for i in able if i != best):
         tie = "the reference device wins ties" if candidates[best].is_reference else "first of equals"
-        return f"{tie} ({told})"
-    return f"lowest score ({told})"
+        return f"{tie} ({listed})"
+    return f"lowest score ({listed})"
 
 
 def _score(

@@ -14,7 +14,7 @@ import msgspec
 
 from aionn.hal import ExecutionResult, Launch, Model, PreparedModel, PreparedModelDefaults
 from aionn.platform.loops import finish_all
-from aionn.runtime.executions.launching import BackgroundLaunch
+from aionn.runtime.executions.background_launch import BackgroundLaunch
 from aionn.runtime.executions.stepping import Conditions, PreparedStep, Step, execute_step
 from aionn.runtime.memory.arguments import RequestArea, TensorSpec, Value, input_value, result_value
 from aionn.runtime.placement.fallback import Fallback, in_ordinary_memory
@@ -48,8 +48,8 @@ class Plan(NamedTuple):
 
     Attributes:
         model: The whole model.
-        inputs: What it takes, by description.
-        outputs: What it gives, by description.
+        inputs: The inputs, by description.
+        outputs: The outputs, by description.
         temporaries: Values that go from one step to another, by key.
         steps: In the order in which they run.
         placement: Which operation runs where, and why.

@@ -86,8 +86,8 @@ class LoadedModel(NamedTuple):
 
     Attributes:
         model: The model.
-        inputs: What it takes.
-        outputs: What it gives.
+        inputs: Descriptions of the inputs.
+        outputs: Descriptions of the outputs.
         is_by_hand: Whether it is a model of the application's own, and no file's.
     """
 
@@ -101,7 +101,7 @@ class PlanOptions(NamedTuple):
     """Options of a model's preparation.
 
     Attributes:
-        preference: What the devices are chosen for, and optimise for.
+        preference: The aim of the choice of devices, and of their optimisation.
         priority: Of the prepared models.
         deadline_ns: Absolute; None means no deadline.
         cache: Where prepared steps are kept; None means nowhere.
@@ -151,8 +151,8 @@ async def load_model(
     with section("LR_PP", "load model"):
         loaded = await _on_thread(lambda: load_file(model, options), "loading a model")
     main = loaded.model.main
-    told = (os.fspath(model), len(main.operations), len(main.operands))
-    _model_logger.debug("loaded %s: %d operations, %d operands", *told)
+    facts = (os.fspath(model), len(main.operations), len(main.operands))
+    _model_logger.debug("loaded %s: %d operations, %d operands", *facts)
     return LoadedModel(
         loaded.model, _named_specs(main.inputs, loaded.inputs), _named_specs(main.outputs, loaded.outputs)
     )

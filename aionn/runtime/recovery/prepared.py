@@ -8,7 +8,7 @@ Invariants:
    ``transient`` where the next one may succeed.
 2. An execution that arrives later waits until the model is ready again, until its deadline, or until it is abandoned.
 3. A request with a device memory of the process that died never reaches the new process, where its token may mean another memory.
-4. A preparation ends in bounded time, and with its compilation; what it made too late is freed.
+4. A preparation ends in bounded time, and with its compilation; a model made too late is freed.
 
 Source: ``ResilientPreparedModel``, ``ResilientBurst`` and ``ResilientBuffer`` of the NN HAL's runtime.
 """
@@ -76,7 +76,7 @@ class Recoverer:
         background: Where preparations run.
 
     Attributes:
-        count: How often a prepared model of the compilation has been prepared again.
+        count: Number of times that a prepared model of the compilation has been prepared again.
     """
 
     def __init__(self, background: Background) -> None:

@@ -75,7 +75,7 @@ class Recovery:
 
     Attributes:
         state: Where it is.
-        deaths: How often its driver has died.
+        deaths: Number of deaths of its driver.
         ready_ns: Since when it has been ready; 0 for the first preparation.
     """
 

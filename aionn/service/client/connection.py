@@ -265,7 +265,7 @@ class Connection:
             await anyio.sleep(hang_after_s / 2)
             try:
                 with anyio.fail_after(hang_after_s):
-                    await self.channel.tell(Ping())
+                    await self.channel.command(Ping())
             except TimeoutError:
                 self.peer.kill()
                 self.channel.close(

@@ -109,13 +109,13 @@ class RemoteDevice:
         driver: Registered name of the driver; or the path of a socket where it is served, see ``path``.
         name: The device's name.
         tasks: Where the connection's tasks run; the device must be closed before this task group ends.
-        info: What is known of the device already; None asks the process, by ``connect``.
+        info: The description of the device where it is known already; None asks the process, by ``connect``.
         path: A socket that ``aionn serve`` made; the device then belongs to another process. None starts a process.
         hang_after_s: A process that does not answer for so long is killed, and a device that makes no progress for so long ends
             its process itself; None waits without a limit.
         spare: Whether a spare process is kept once the device has served for a while: when its process dies, the next call need
             not wait until one has started.
-        scheduling: What each process that is started for this device gets for its threads; None if real time is off.
+        scheduling: The scheduling of the threads of each process that is started for this device; None if real time is off.
 
     Attributes:
         starts: Number of processes that have served.

@@ -91,15 +91,15 @@ class _Owned:
     async def aclose(self) -> None:
         """Frees the handle and waits until it is free, but not for a driver that hangs. Idempotent."""
         if self._finalizer.detach() is not None:
-            await finish(self._tell())
+            await finish(self._free_at_driver())
 
-    async def _tell(self) -> None:
+    async def _free_at_driver(self) -> None:
         if _unanswered.get(self._channel, 0) >= UNANSWERED_MAX:
             self._channel.post(self._free)
             return
         with anyio.move_on_after(FREE_S_MAX) as limit:
             try:
-                await self._channel.tell(self._free)
+                await self._channel.command(self._free)
             except DeadObject:
                 pass  # The process is gone, and what it held with it.
             except BaseException:
@@ -160,7 +160,8 @@ class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         try:
             return RequestOnWire.of(request, self.connection.identifiers.on_wire)
         except (AttributeError, TypeError, ValueError):
-            # Looked at now alone, since every execution comes here. The driver process names what it cannot decode.
+            # The types are checked after a failure alone, since every execution comes here. The driver process names fields that it
+            # cannot decode.
             check_field_types(request, Request, "request")
             raise
 
@@ -262,7 +263,7 @@ class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         channel, bursts = self._channel, self.connection.bursts
 
         async def free_slot(slot: int) -> None:
-            await channel.tell(FreeMemorySlot(handle, slot))
+            await channel.command(FreeMemorySlot(handle, slot))
 
         async def end() -> None:
             try:
@@ -361,7 +362,7 @@ class RemoteBuffer(BufferDefaults):
     """A device memory in a driver process.
 
     Attributes:
-        token: How requests name it; positive.
+        token: Its name in requests; positive.
     """
 
     def __init__(self, channel: Channel, handle: int, token: int) -> None:
@@ -377,12 +378,12 @@ class RemoteBuffer(BufferDefaults):
     async def copy_to(self, destination: Memory) -> None:
         """See ``Buffer``."""
         self._check_open()
-        await self._channel.tell(CopyTo(self._handle, destination))
+        await self._channel.command(CopyTo(self._handle, destination))
 
     async def copy_from(self, source: Memory, dimensions: Sequence[int]) -> None:
         """See ``Buffer``."""
         self._check_open()
-        await self._channel.tell(CopyFrom(self._handle, source, tuple(dimensions)))
+        await self._channel.command(CopyFrom(self._handle, source, tuple(dimensions)))
 
     async def aclose(self) -> None:
         """See ``Buffer``."""

@@ -1,4 +1,4 @@
-"""Which clients of a shared socket are served: how many in all, of one user and of one process.
+"""The admission of clients to a shared socket: their number in all, of one user and of one process.
 
 Owns the places and their clients. Refuses to own sockets and time, which the host reports.
 
@@ -241,9 +241,9 @@ class Admission:
                 counts(place) and now_s - since_s < FREED_S_MAX for place, since_s in self._ending.items()
             )
             raise NoPlace(f"the device serves {which} already ({option})", is_being_freed=is_being_freed)
-        tell = silent.on_displaced
+        displaced = silent.on_displaced
         self.leave(silent)
-        tell(f"the device serves {which} already ({option}), and this one had not sent Hello")
+        displaced(f"the device serves {which} already ({option}), and this one had not sent Hello")
 
     def greeted(self, place: Place) -> None:
         """The client has sent Hello, and keeps its place until it leaves."""

@@ -57,7 +57,7 @@ class _Burst:
         prepared: Handle of the prepared model.
         server: Has the thread that listens.
         stopped: Signalled when that thread is done.
-        queue_bytes: What its queues take.
+        queue_bytes: Size of its queues.
         descriptors: Number of those that its queues have open.
         asking: The last question for memories; None before the first.
         asked_ns: When it was asked, while the thread waits for its answer; None otherwise.
@@ -141,7 +141,7 @@ class Bursts:
         """Starts a burst; returns its handle.
 
         Args:
-            body: What the client asks for.
+            body: The client's message.
             prepared: The model.
             priority: That of the model, for the scheduling class of the burst's thread.
             channel: To the client.
@@ -198,7 +198,7 @@ class Bursts:
                 scheduling.acquire(SchedulingClass(priority), f"burst {handle}")
 
         def on_end(why: str) -> None:
-            self._portal.start_task_soon(self._tell_of_end, channel, handle, why)
+            self._portal.start_task_soon(self._report_end, channel, handle, why)
 
         bind, execute = self._executor(prepared)
         if self.figures is not None:
@@ -278,7 +278,7 @@ class Bursts:
 
         Raises:
             DeadObject: The burst ended during the wait, or the client is gone.
-            Error: What the client answered.
+            Error: The client's answer.
         """
         burst = self._bursts.get(handle)
         if burst is not None:
@@ -290,11 +290,11 @@ class Bursts:
                 burst.asked_ns = None
         raise DeadObject("burst: it was ended while its client was asked for memories")
 
-    async def _tell_of_end(self, channel: Channel, handle: int, why: str) -> None:
+    async def _report_end(self, channel: Channel, handle: int, why: str) -> None:
         """Ends a burst that cannot continue; its client is notified immediately."""
         await self.end(handle)
         with suppress(Error):
-            await channel.tell(BurstEnded(handle, shortened(why)))
+            await channel.command(BurstEnded(handle, shortened(why)))
 
     def free_slot(self, handle: int, slot: int) -> None:
         """The client dropped a memory.

@@ -67,7 +67,7 @@ _NEXT: Final = {
 """The next state by state and event; a pair that is not here cannot occur."""
 
 EXIT_STATUS: Final = {_S.DRAINED: 0, _S.CUT_OFF: 1, _S.STOPPED: 143}
-"""The process's exit status by its last state; 143 is what a shell reports for a program that SIGTERM ended (128 + 15)."""
+"""The process's exit status by its last state; a shell reports 143 for a program that SIGTERM ended (128 + 15)."""
 
 
 class DrainTable:

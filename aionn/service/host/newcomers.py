@@ -27,7 +27,7 @@ from aionn.service.wire.protocol import Failed, Reply, encode, read_envelope
 from aionn.service.wire.received import HangUps, close_in_turns, has_unread, payload_of
 from aionn.service.wire.sizes import INLINE_BYTES_MAX
 
-__all__ = ["FIRST_CALL", "Newcomers", "tell_why"]
+__all__ = ["FIRST_CALL", "Newcomers", "send_reason"]
 
 REFUSALS_MAX = 64
 """Clients without a place that wait for one, or get the reason, concurrently; the connections of further ones are closed without a
@@ -191,7 +191,7 @@ class Newcomers:
             self._end_wait(newcomer)
             if not newcomer.is_served and not newcomer.has_left:
                 self._report(newcomer.client, newcomer.why)
-                await _tell_newcomer(newcomer.sock, newcomer.why, self._next_turn)
+                await _reject_newcomer(newcomer.sock, newcomer.why, self._next_turn)
         except Exception:
             # One newcomer's end, however it comes, does not affect others.
             _logger.exception("refusing a client (%s) failed", newcomer.client)
@@ -211,7 +211,7 @@ class Newcomers:
             _logger.warning("refused a client (%s), the last of %d refusals: %s", client, count, why)
 
 
-async def _tell_newcomer(sock: socket.socket, why: str, next_turn: Callable[[], Awaitable[None]]) -> None:
+async def _reject_newcomer(sock: socket.socket, why: str, next_turn: Callable[[], Awaitable[None]]) -> None:
     """Answers the client's first call with the reason why it is not served."""
     with anyio.move_on_after(REFUSAL_S_MAX):
         sock.setblocking(False)
@@ -221,19 +221,19 @@ async def _tell_newcomer(sock: socket.socket, why: str, next_turn: Callable[[], 
         except OSError:
             return
         if envelope is not None:
-            tell_why(sock, envelope[1], why)
+            send_reason(sock, envelope[1], why)
 
 
 def _end(sock: socket.socket, why: str) -> None:
     """Sends a client the reason why it is not served any more, and ends its connection, which its task then closes."""
-    tell_why(sock, FIRST_CALL, why)
+    send_reason(sock, FIRST_CALL, why)
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass  # It is gone.
 
 
-def tell_why(sock: socket.socket, call: int, why: str) -> None:
+def send_reason(sock: socket.socket, call: int, why: str) -> None:
     """Answers a call of a client that is not served, or not any more, if there is room for it in the socket."""
     error = DeviceUnavailable(why)
     payload, _, _ = encode(Reply(call, Failed(error.status, why)))

@@ -52,7 +52,7 @@ from aionn.platform.threads import start_thread
 from aionn.service.host.accepted import ENDING, Drain
 from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, Place
 from aionn.service.host.listening import BACKLOG, listen_at, remove_socket
-from aionn.service.host.newcomers import FIRST_CALL, Newcomers, tell_why
+from aionn.service.host.newcomers import FIRST_CALL, Newcomers, send_reason
 from aionn.service.host.session import Session
 from aionn.service.host.threads import HostThreads
 from aionn.service.progress import Progress
@@ -123,7 +123,7 @@ OWN_DESCRIPTORS = 256
 """Descriptors that are kept for this process itself: its device, its metrics, and those of messages that are being read."""
 
 _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ENOBUFS, errno.ECONNABORTED)
-"""Why a client cannot be accepted, or the listener not be watched, now: later it can."""
+"""Errors by which a client cannot be accepted, or the listener not be watched, now: later it can."""
 
 _logger = logging.getLogger("aionn.service")
 
@@ -149,13 +149,13 @@ async def serve(
     """Serves one client until it goes away, then frees what was its own.
 
     Args:
-        device: What is served.
+        device: The device to serve.
         sock: The connection; owned by this call.
-        quotas: What the client may take; None for the defaults of ``Quotas``.
+        quotas: The client's quotas; None for the defaults of ``Quotas``.
         progress: Is notified of the work that the device does; None means no watch.
         idle_s: Memories of bursts and requests that were not used for so long are given back.
         sealed_only: Refuses memory that the client can shorten: that would end this process, which other clients use.
-        peer_name: How errors name the client.
+        peer_name: Name of the client in errors.
         hello_s: Limit of the time until the client has sent Hello; None means no limit.
         place: The connection ends when this is given to another client; None for a process that has one client.
         on_hello: Called when the client has sent Hello.
@@ -194,7 +194,7 @@ async def serve(
         )
 
         def dismiss(why: str) -> None:
-            tell_why(sock, FIRST_CALL, why)
+            send_reason(sock, FIRST_CALL, why)
             channel.close(why)
 
         if place is not None:
@@ -274,10 +274,10 @@ async def listen(
     """Serves every client of a socket until the task is cancelled, or until a drain is over.
 
     Args:
-        device: What is served.
+        device: The device to serve.
         path: Where the socket is made.
         mode: Its permissions: users who may write may use the device.
-        quotas: What each client may take.
+        quotas: The quotas of each client.
         limits: Limits of the concurrent clients; further ones get the reason for their rejection.
         progress: Is notified of the work that the device does; None means no watch.
         idle_s: See ``serve``.
@@ -385,7 +385,7 @@ def _reject_backlog(listener: socket.socket) -> None:
             sock, _ = listener.accept()
         except OSError:
             return
-        tell_why(sock, FIRST_CALL, ENDING)
+        send_reason(sock, FIRST_CALL, ENDING)
         # First: a message that came after its emptying would discard the reason at the client.
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)

@@ -4,7 +4,7 @@ Owns the client's tables: prepared models, device memories, fenced and reusable 
 another's: a handle is a number in one client's table.
 
 Invariants:
-1. Everything that a client made is freed when its connection ends; what it left running is abandoned.
+1. Everything that a client made is freed when its connection ends; its running executions are abandoned.
 2. A handle is checked at every use and never used twice.
 3. The objects of a client never exceed its quotas.
 4. The event loop of this process runs no device code: blocking devices have threads of their own.
@@ -136,10 +136,10 @@ class Session:
     """One client's objects and the answers to its calls.
 
     Args:
-        device: What is served.
+        device: The device to serve.
         portal: Runs coroutines for the threads of bursts.
         tasks: Where launched executions wait for their end.
-        quotas: What the client may take.
+        quotas: The client's quotas.
         progress: Is notified of the work that the device does.
         on_hello: Called when the client has sent Hello.
         peer: The client's process, beside which others may be served; None for one that is alone.
@@ -427,7 +427,7 @@ class Session:
             try:
                 with self._progress.work():
                     await done
-                await channel.tell(outcome[0])
+                await channel.command(outcome[0])
             except Error:
                 pass  # The client is gone, or does not know the launch: there is no one to notify.
             finally:
@@ -533,7 +533,7 @@ class Session:
         """Gives back the memories of requests and bursts that were not used for ``idle_s``; the next use takes them again.
 
         Returns:
-            How many memories of requests, and bursts, there were.
+            Number of memories of requests, and of bursts.
         """
         return self._memories.rest(idle_s) + self.bursts.rest(idle_s)
 

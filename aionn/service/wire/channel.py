@@ -125,7 +125,7 @@ class Channel:
     Args:
         sock: A connected SOCK_SEQPACKET Unix socket; owned by this object from now on.
         handler: Answers the peer's calls.
-        peer_name: How errors name the other end.
+        peer_name: Name of the other end in errors.
         sealed_only: See ``protocol.decode``.
         account: See ``protocol.decode``.
         freed_by: The call that frees what a reply gives, for replies without a waiter; None without one.
@@ -134,7 +134,7 @@ class Channel:
 
     Attributes:
         has_received: Whether a message came from the peer.
-        received_count: How many messages of the peer were read.
+        received_count: Number of the peer's messages that were read.
         ended: Signalled when the connection has ended.
         was_cut_off: Whether the connection ended before calls of the peer were answered.
     """
@@ -372,7 +372,7 @@ class Channel:
             await close_received(fds, self._peer.next_turn_of_leaving)
             return b"", [], False
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(fds) > DESCRIPTORS_MAX:
-            # Asked before they are closed: the received ones are what fills the table.
+            # Asked before they are closed: the received ones fill the table.
             is_short = flags & socket.MSG_CTRUNC and not flags & socket.MSG_TRUNC and no_descriptor_is_left()
             if not is_short:
                 close_gently(fds)
@@ -559,7 +559,7 @@ class Channel:
             raise DeadObject(self._why_dead or "")
         return reply
 
-    async def tell(self, body: CallBody) -> None:
+    async def command(self, body: CallBody) -> None:
         """Sends a call whose only reply can be ``Done``. Raises as ``call``."""
         await self.call(body, Done)
 

@@ -105,9 +105,9 @@ def memory_from_wire(fd: int, fields: object, *, sealed_only: bool, account: Acc
 
     Args:
         fd: The descriptor.
-        fields: What came beside it; see ``memory_on_wire``.
+        fields: The fields that came beside it; see ``memory_on_wire``.
         sealed_only: Refuses files that the peer can shorten.
-        account: What the peer may have; the memory counts until it is dropped and closed. None counts nothing.
+        account: The peer's quota; the memory counts until it is dropped and closed. None counts nothing.
 
     Raises:
         GeneralFailure: It cannot be mapped, or is not sealed.

@@ -6,7 +6,7 @@ constants, which are read straight into the object that keeps them.
 
 Invariants:
 1. Nothing is read before the kind and the sizes have been checked, and nothing is read twice.
-2. A part takes no more than some milliseconds to decode, whatever it holds; what all of them hold is bounded.
+2. A part takes no more than some milliseconds to decode, whatever it holds; the contents of all of them are bounded.
 
 In a thread instead, the decoder would hold the interpreter's lock for as long as it takes: seconds for tens of millions of
 elements.
@@ -80,8 +80,8 @@ class InMemory(msgspec.Struct, frozen=True, tag="_InMemory", array_like=True):
         kind: The name of the message's kind.
         is_call: Whether it is a call; a reply otherwise.
         id: Its number.
-        size_bytes: What its parts take.
-        values_bytes: What the constants of its model take, behind them.
+        size_bytes: Size of its parts.
+        values_bytes: Size of the constants of its model, behind them.
     """
 
     kind: str
@@ -244,7 +244,7 @@ def written(heading: InMemory, head: bytes, model: Model | None = None) -> tuple
     """A message in a memory of its own, and the datagram that stands for it. Takes as long as it is large.
 
     Args:
-        heading: What it is; see ``InMemory.heading``.
+        heading: Its kind; see ``InMemory.heading``.
         head: The message, without the contents of the model where there is one.
         model: The model that it speaks of.
 

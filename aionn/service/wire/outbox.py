@@ -47,12 +47,12 @@ class Outgoing:
 
     Args:
         payload: The datagram.
-        fds: What goes beside it.
+        fds: The descriptors that go beside it.
         keep: Objects that own the descriptors; dropped once the message has left.
         on_over: Called once it has left (with None), could not leave (with why), or the connection has ended (with None).
 
     Attributes:
-        size_bytes: What it counts as while it waits.
+        size_bytes: The size that it counts as while it waits.
     """
 
     __slots__ = ("fds", "keep", "on_over", "payload", "size_bytes")

@@ -210,8 +210,8 @@ class _Turns:
 
     Attributes:
         known: The processes, by their numbers.
-        shares: Who is served.
-        newcomers: What those have used that came a short time ago.
+        shares: The clients that are served.
+        newcomers: The time used by those that came a short time ago.
         preparing: The number of calls in progress that check or prepare models, by process; processes without any are not in it.
     """
 

@@ -482,7 +482,7 @@ def decode(
 
     Args:
         payload: The datagram.
-        fds: What came with it.
+        fds: The descriptors that came with it.
         sealed_only: Refuses files that the peer can shorten, which would end this process; reads no record of its fences.
         account: The peer's, which memories, fences and files are counted in until they are dropped; None counts nothing.
 

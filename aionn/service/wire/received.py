@@ -334,7 +334,7 @@ class HangUps:
         """Has a function called by ``look`` when the peer has closed its end. To be forgotten before the socket is closed.
 
         Returns:
-            What ``forget`` takes.
+            The argument of ``forget``.
         """
         number = sock.fileno()
         self._poll.register(number, 0)

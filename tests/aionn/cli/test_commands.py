@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from aionn.cli.commands import app
-from aionn.cli.commands.run import _spread, _told
+from aionn.cli.commands.run import _quantiles_text, _spread
 from aionn.cli.commands.stress import _usable_devices
 from aionn.cli.importing import import_options
 from aionn.cli.main import main
@@ -310,7 +310,7 @@ def test_quantiles_of_a_run_have_five_executions_beyond_them(count: int) -> None
     spread = _spread([1.0] * count)
     assert spread is not None
     assert (spread["p50"] is None, spread["p99"] is None) == (count < 10, count < 500)
-    told = _told(spread, count)
+    told = _quantiles_text(spread, count)
     assert ("p50" in told, "p99" in told) == (count >= 10, count >= 500)
     assert told.endswith("1.00 ms")
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
-import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ from aionn.conformance.support import unsupported_reason
 from aionn.conformance.vts import case
 from aionn.errors import InvalidArgument
 from tests.support.conformance_data import vector_test, write_tests
+from tests.support.processes.terminal import shown_on_terminal
 
 pytestmark = pytest.mark.forked("any")
 
@@ -120,31 +119,14 @@ def test_people_are_told_the_failure_and_the_counts(data: Path) -> None:
 
 
 def test_progress_is_shown_on_a_terminal(data: Path) -> None:
-    main, terminal = pty.openpty()
-    shown = bytearray()
-
-    def read() -> None:
-        while True:
-            try:
-                piece = os.read(main, 65536)
-            except OSError:  # The terminal's last user is gone.
-                return
-            shown.extend(piece)
-
-    reader = threading.Thread(target=read)
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    process = subprocess.Popen(
+    shown = shown_on_terminal(
         command("reference", "--data", data, "--isolation", "in_process", "--jobs", "1"),
-        stdout=subprocess.DEVNULL,
-        stderr=terminal,
-        env=environment,
+        width=100,
+        status=1,
+        limit_s=RUN_S_MAX,
+        is_output_shown=False,
     )
-    os.close(terminal)
-    reader.start()
-    assert process.wait(RUN_S_MAX) == 1
-    reader.join()
-    os.close(main)
-    assert b"cts on reference" in shown and b"3/3" in shown
+    assert "cts on reference" in shown and "3/3" in shown
 
 
 @pytest.mark.sampled(4)

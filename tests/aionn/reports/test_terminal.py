@@ -9,7 +9,6 @@ import random
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 
 import pytest
@@ -22,9 +21,10 @@ from aionn.reports.terminal import (
     print_table,
     printable,
     progress_bar,
+    report_line,
     table_lines,
-    tell_line,
 )
+from tests.support.processes.terminal import shown_on_terminal
 
 WORDS = [
     "AIONN_BURST_CONTROLLER_POLLING_US",
@@ -54,28 +54,7 @@ class Terminal(io.StringIO):
 
 def in_terminal(width: int, program: str, *, columns: bool = True) -> str:
     """Standard output and standard error of a program on a terminal of that width."""
-    main, terminal = pty.openpty()
-    shown = bytearray()
-
-    def read() -> None:
-        while True:
-            try:
-                piece = os.read(main, 65536)
-            except OSError:  # The terminal's last user is gone.
-                return
-            shown.extend(piece)
-
-    reader = threading.Thread(target=read)
-    environment = {**os.environ, "TERM": "xterm", **({"COLUMNS": str(width)} if columns else {})}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=terminal, stderr=terminal, env=environment
-    )
-    os.close(terminal)
-    reader.start()
-    assert process.wait(60) == 0
-    reader.join()
-    os.close(main)
-    return shown.decode().replace("\r\n", "\n")
+    return shown_on_terminal([sys.executable, "-c", program], width=width if columns else None)
 
 
 def plain(text: str) -> str:
@@ -252,7 +231,7 @@ def test_line_about_work_is_dropped_where_it_is_not_taken(reader: str) -> None:
         with open("/dev/full", "wb") as full:
             os.dup2(full.fileno(), writing)
     with open(writing, "w", encoding="ascii") as stream:  # Closing fails if something is left in the buffer.
-        tell_line("gr\u00fcn", lead="serving:", stream=stream)
+        report_line("gr\u00fcn", lead="serving:", stream=stream)
         if reader == "reading":
             assert os.read(reading, 100) == b"serving: gr\\xfcn\n"
     if reader != "gone":

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.errors import ErrorStatus, shortage_of, shortages_told, status_of
+from aionn.errors import ErrorStatus, shortage_of, shortages_raised, status_of
 from aionn.hal import OperationType
 from aionn.testing.models import chain
 
@@ -98,11 +98,11 @@ def test_other_errors_are_no_shortage(error: Exception) -> None:
 
 
 async def test_shortage_is_told_from_a_block_and_from_a_coroutine_function() -> None:
-    @shortages_told("there")
+    @shortages_raised("there")
     async def starve(error: Exception) -> None:
         raise error
 
-    with pytest.raises(aionn.ResourceExhausted, match="here: no memory"), shortages_told("here"):
+    with pytest.raises(aionn.ResourceExhausted, match="here: no memory"), shortages_raised("here"):
         raise MemoryError
     with pytest.raises(aionn.ResourceExhausted, match="there: no memory"):
         await starve(MemoryError())

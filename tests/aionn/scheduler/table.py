@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aionn.hal import Priority
 from aionn.scheduler.job import NEVER_NS, Abort, DeviceSlot, Job, JobState, Start
-from aionn.scheduler.planner import PlannedQueue
-from aionn.scheduler.policy import decide
+from aionn.scheduler.planned_queue import PlannedQueue
+from aionn.scheduler.planning_policy import decide
 
 
 class Table:

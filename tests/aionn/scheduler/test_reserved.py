@@ -3,8 +3,8 @@
 from aionn.hal import Priority
 from aionn.scheduler.bandwidth import BandwidthServer, Label
 from aionn.scheduler.job import NEVER_NS, RESERVED, Abort, JobState, Preempt, Reason, Start
-from aionn.scheduler.planner import AGE_NS
-from aionn.scheduler.policy import PlanPolicy, start_immediately
+from aionn.scheduler.planned_queue import AGE_NS
+from aionn.scheduler.planning_policy import PlanPolicy, start_immediately
 from tests.aionn.scheduler.table import Table, starts
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH

@@ -8,8 +8,8 @@ from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
 from aionn.hal.callers import Connection
 from aionn.scheduler.job import Preempt
-from aionn.scheduler.plain import PlainPolicy
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.plain_policy import PlainPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.scheduler.shared_slots import ClientJob, SharedSlots
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH

@@ -54,7 +54,7 @@ class Bound(NamedTuple, Generic[T]):
 
     Attributes:
         references: The arrays, weakly.
-        arguments: What the engine is called with.
+        arguments: The arguments of the engine's call.
         copied_in: Which inputs are copied.
         copied_out: Which outputs are copied, or have a shape that only the execution knows.
     """

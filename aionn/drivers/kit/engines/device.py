@@ -105,7 +105,7 @@ class EngineDevice(BlockingDevice):
     """A device around an engine. Implement ``lower``, ``check``, ``make`` and ``load``.
 
     Args:
-        info: What never changes for a build of the driver.
+        info: The description that never changes for a build of the driver.
         threads_variable: Environment variable with the number of threads of an execution.
 
     Raises:

@@ -142,7 +142,7 @@ class Known:
                 if shape is None or not self._infers_shapes or is_extension_operand_type(operand.type):
                     return
                 # Zeros that take no memory. A rule that uses them as values gives a shape for an operation that is not
-                # supported: what decides a shape must be constant.
+                # supported: an input that decides a shape must be constant.
                 zeros = np.broadcast_to(np.zeros((), operand_dtype(operand.type)), shape)
                 inputs.append(Tensor(operand, zeros))
         outputs = [self._subgraph.operands[place] for place in operation.outputs]

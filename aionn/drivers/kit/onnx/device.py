@@ -60,7 +60,7 @@ class OnnxDevice(EngineDevice):
     """A device around an engine that reads ONNX models. Implement ``check_new``, ``compile`` and ``load_compiled``.
 
     Args:
-        info: What never changes for a build of the driver.
+        info: The description that never changes for a build of the driver.
         threads_variable: Environment variable with the number of threads of an execution.
 
     Raises:
@@ -77,7 +77,7 @@ class OnnxDevice(EngineDevice):
 
     def lower(self, model: Model) -> Lowered:
         """See the base class."""
-        # Not before a model comes: clients import this module for its DeviceInfo.
+        # Imported with the first model, since clients import this module for its DeviceInfo alone.
         from aionn.drivers.kit.onnx import lowering
 
         return lowering.lower(model, self.dialect)
@@ -208,7 +208,7 @@ class OnnxPreparedModel(StoppablePreparedModel):
         def make() -> Sequence[OnnxSlot]:
             return [] if compiled is None else compiled.make_slots(lowered, device.info.slots)
 
-        # The engine's model has what the file has.
+        # The file is not kept: the engine's model has its contents.
         super().__init__(device, model, priority, msgspec.structs.replace(lowered, file=b""), make)
         self.compiled = compiled
 

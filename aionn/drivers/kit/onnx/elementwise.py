@@ -249,7 +249,7 @@ def prelu(g: Graph, op: Operation) -> None:
 
 
 def cast(g: Graph, op: Operation) -> None:
-    """CAST of the stored numbers; what does not fit saturates, and NaN becomes 0."""
+    """CAST of the stored numbers; those that do not fit saturate, and NaN becomes 0."""
     data, output = g.input(op, 0), g.output(op)
     order = g.common_order(data)
     name = g.name(data, order)

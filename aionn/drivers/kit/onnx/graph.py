@@ -158,7 +158,7 @@ class Graph:
         model: See above.
         dialect: See above.
         known: The shapes and values that are known before execution.
-        nodes: What has been written.
+        nodes: The nodes written so far.
         initializers: The constants, by name.
         types: The element types of constants, inputs and what nodes write, by name.
         operation_index: The operation that is being lowered.
@@ -381,7 +381,7 @@ class Graph:
         if value.constant is not None and value.zero_point and not self.dialect.has_zero_points:
             return self._centred(value, value.constant, order)
         if value.is_moved and value.constant is not None:
-            # Signed weights beside unsigned data are what the quickest kernels take.
+            # The quickest kernels take signed weights beside unsigned data.
             signed = Value("int8", value.shape, constant=moved(value.constant))
             return self.dequantized(self.name(signed, order), value.scale, value.zero_point - 128, "int8")
         stored = self.name(value, order)

@@ -99,7 +99,7 @@ class Lowered(LoweredModel, frozen=True):
         inputs: The file's inputs: those of the HAL model's that are read.
         outputs: Its outputs: those of the HAL model's that are computed.
         check: A further output at the end, which is not 0 where an index was out of range; None where the file checks no index.
-        kernels: What the engine needs kernels for: each kind of node once. None are kept in a cache.
+        kernels: The nodes that the engine needs kernels for: each kind of node once. None are kept in a cache.
     """
 
     inputs: tuple[Argument, ...]

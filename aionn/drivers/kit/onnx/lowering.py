@@ -165,7 +165,7 @@ class _Lowering:
             g.emit_to(argument.name, "Cast", [flipped], to=int(DATA_TYPES["int8"]))
         else:
             g.emit_to(argument.name, "Identity", [name])
-            # Engines take an Identity away: what writes its input then writes the output.
+            # Engines remove an Identity: the node that writes its input then writes the output.
             self._sources[argument.name] = name
         return argument
 

@@ -18,7 +18,7 @@ class _Entry:
     """One call to come.
 
     Attributes:
-        function: What is called; None once the call was made or cancelled, so that the entry refers to nothing.
+        function: The function to call; None once the call was made or cancelled, so that the entry refers to nothing.
     """
 
     __slots__ = ("function",)
@@ -52,7 +52,7 @@ class Alarm:
         """Calls ``function`` once ``time_ns`` has come.
 
         Returns:
-            What prevents that. Idempotent, and without effect on a call that has begun.
+            A function that prevents that. Idempotent, and without effect on a call that has begun.
 
         Raises:
             ResourceExhausted: The thread cannot be started.

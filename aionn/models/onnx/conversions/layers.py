@@ -351,7 +351,7 @@ def _pooled(
     pads = list(window.pads)
     is_explicit = counts_padding or kind == OperationType.L2_POOL_2D
     if is_explicit and any(pads):
-        # The padding counts as zeros; what is only there to round up does not.
+        # The padding counts as zeros; elements that are only there to round up do not.
         if kind == OperationType.AVERAGE_POOL_2D and any(beyond):
             raise Inexpressible("an average that counts padding and is rounded up")
         table = np.array([[0, 0], [pads[0], pads[2]], [pads[1], pads[3]], [0, 0]], np.int32)

@@ -320,7 +320,7 @@ def where(g: SubgraphWriter, op: TfliteOperator) -> None:
     integers = g.temporary(T.TENSOR_INT32, (count,))
     g.emit(OperationType.CAST, [ones], [integers])
     g.model.check_budget(8 * count)
-    # The earlier a place, the larger its number; what is 0 has the number 0 and comes last.
+    # The earlier a place, the larger its number; a value of 0 has the number 0 and comes last.
     ranks = _arithmetic(g, OperationType.MUL, integers, g.int32s(np.arange(count, 0, -1)), (count,))
     values, places = g.like(ranks), g.like(ranks)
     g.emit(OperationType.TOPK_V2, [ranks, g.int32(count)], [values, places])

@@ -16,8 +16,8 @@ from aionn.drivers.kit.gate import SlotGate
 from aionn.drivers.kit.loop_gate import LoopControl, LoopGate, loop_now_ns
 from aionn.errors import GeneralFailure, MissedDeadline
 from aionn.hal import Priority
-from aionn.scheduler.plain import PlainPolicy
-from aionn.scheduler.policy import PlanPolicy
+from aionn.scheduler.plain_policy import PlainPolicy
+from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
 from aionn.scheduler.shared_slots import SharedSlots
 from aionn.testing import SimulatedDevice, models, run

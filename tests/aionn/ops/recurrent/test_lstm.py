@@ -12,7 +12,7 @@ from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.recurrent.lstm import OPERATIONS
 from aionn.ops.signature import Array, Call, Check, Tensor
-from tests.support.contracts import level_of
+from tests.support.contracts import level_with_outputs
 
 CONTRACTS = {contract.type: contract for contract in OPERATIONS}
 T = OperandType
@@ -325,16 +325,6 @@ def legal(operation: OperationType, kind: OperandType = T.TENSOR_FLOAT32) -> lis
     return operands_of(BI, bi_arrays(x, forward, backward, sequence(4, AUXILIARY), False, True), kind)
 
 
-def validate(
-    operation: OperationType,
-    inputs: list[Operand],
-    output_count: int,
-    constants: dict[int, object] | None = None,
-) -> int:
-    outputs = [Operand(inputs[0].type)] * output_count
-    return level_of(operation, inputs, outputs, constants)
-
-
 @pytest.mark.parametrize(
     ("operation", "kind", "output_count", "level"),
     [
@@ -351,12 +341,12 @@ def validate(
 def test_level_follows_type_and_outputs(
     operation: OperationType, kind: OperandType, output_count: int, level: int
 ) -> None:
-    assert validate(operation, legal(operation, kind), output_count) == level
+    assert level_with_outputs(operation, legal(operation, kind), output_count) == level
 
 
 def test_old_form_of_lstm_needs_level_1() -> None:
-    assert validate(ONE, legal(ONE)[:23], 4) == 1
-    assert validate(ONE, legal(ONE, T.TENSOR_FLOAT16)[:23], 4) == 3
+    assert level_with_outputs(ONE, legal(ONE)[:23], 4) == 1
+    assert level_with_outputs(ONE, legal(ONE, T.TENSOR_FLOAT16)[:23], 4) == 3
 
 
 MISSING = Operand(T.TENSOR_FLOAT32, lifetime=ABSENT)
@@ -405,7 +395,7 @@ def test_validator_refuses_with_the_place(
     inputs = legal(operation)
     inputs[index] = replacement
     with pytest.raises(InvalidModel, match=message):
-        validate(operation, inputs, {ONE: 4, UNI: 1, BI: 2}[operation])
+        level_with_outputs(operation, inputs, {ONE: 4, UNI: 1, BI: 2}[operation])
 
 
 def test_coupled_gate_has_no_norm_and_no_auxiliary_weights() -> None:
@@ -417,14 +407,14 @@ def test_coupled_gate_has_no_norm_and_no_auxiliary_weights() -> None:
         for index in indexes:
             inputs[index] = MISSING
         with pytest.raises(InvalidModel, match=message):
-            validate(BI, inputs, 2)
+            level_with_outputs(BI, inputs, 2)
 
 
 def test_coupled_gate_may_keep_an_unused_peephole() -> None:
     inputs = legal(ONE)
     for index in (1, 5, 12, 23):
         inputs[index] = MISSING
-    assert validate(ONE, inputs, 4) == 3
+    assert level_with_outputs(ONE, inputs, 4) == 3
     cell = random_cell(30, is_coupled=True, has_peepholes=True)
     x = sequence(31)[0]
     without = run(ONE, one_arrays(x, cell), 4)
@@ -439,7 +429,7 @@ def test_outputs_other_than_units_need_a_projection() -> None:
         for index in indexes:
             inputs[index] = MISSING
         with pytest.raises(InvalidModel, match=r"expected shape \[4, 4\] without projection, got \[4, 3\]"):
-            validate(operation, inputs, count)
+            level_with_outputs(operation, inputs, count)
 
 
 def test_scratch_has_one_value_per_gate_and_unit() -> None:
@@ -471,13 +461,13 @@ def test_constant_arguments_are_checked() -> None:
         (UNI, 1, {23: False}, "input 18: expected shape"),
     ):
         with pytest.raises(InvalidModel, match=message):
-            validate(operation, legal(operation), count, constants)
+            level_with_outputs(operation, legal(operation), count, constants)
 
 
 def test_what_a_request_may_leave_out_is_left_to_the_execution() -> None:
     inputs = legal(UNI)
     inputs[1] = Operand(T.TENSOR_FLOAT32, (0,), lifetime=OperandLifeTime.SUBGRAPH_INPUT)
-    assert validate(UNI, inputs, 1) == 3
+    assert level_with_outputs(UNI, inputs, 1) == 3
     cell = {**random_cell(40), "Wi": None}
     with pytest.raises(InvalidArgument, match="inputs 1 to 12: expected input gate together"):
         run(UNI, uni_arrays(sequence(41), cell, True), 1)

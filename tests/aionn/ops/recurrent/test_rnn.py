@@ -11,7 +11,7 @@ from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandLifeTime, OperandType, OperationType
 from aionn.ops.recurrent.rnn import OPERATIONS
 from aionn.ops.signature import Array, Call, Tensor
-from tests.support.contracts import level_of
+from tests.support.contracts import level_with_outputs
 
 CONTRACTS = {contract.type: contract for contract in OPERATIONS}
 T = OperandType
@@ -184,17 +184,6 @@ def operands_of(operation: OperationType, kind: OperandType = T.TENSOR_FLOAT32) 
     return [sequence, *cell(5), *cell(6), *linked, Operand(T.INT32), Operand(T.BOOL), Operand(T.BOOL)]
 
 
-def validate(
-    operation: OperationType,
-    inputs: list[Operand],
-    output_count: int,
-    constants: dict[int, object] | None = None,
-    output: Operand | None = None,
-) -> int:
-    outputs = [output or Operand(inputs[0].type)] * output_count
-    return level_of(operation, inputs, outputs, constants)
-
-
 @pytest.mark.parametrize(
     ("operation", "kind", "output_count", "level"),
     [
@@ -211,7 +200,7 @@ def validate(
 def test_level_follows_type_and_state_outputs(
     operation: OperationType, kind: OperandType, output_count: int, level: int
 ) -> None:
-    assert validate(operation, operands_of(operation, kind), output_count) == level
+    assert level_with_outputs(operation, operands_of(operation, kind), output_count) == level
 
 
 @pytest.mark.parametrize(
@@ -242,32 +231,32 @@ def test_validator_refuses_with_the_place(
     inputs = operands_of(operation)
     inputs[index] = replacement
     with pytest.raises(InvalidModel, match=message):
-        validate(operation, inputs, 2)
+        level_with_outputs(operation, inputs, 2)
 
 
 def test_constant_arguments_are_checked() -> None:
     with pytest.raises(InvalidModel, match="input 5: expected an activation"):
-        validate(ONE, operands_of(ONE), 2, {5: 5})
+        level_with_outputs(ONE, operands_of(ONE), 2, {5: 5})
     with pytest.raises(InvalidModel, match="input 6: expected 0"):
-        validate(UNI, operands_of(UNI), 1, {6: 2})
+        level_with_outputs(UNI, operands_of(UNI), 1, {6: 2})
     with pytest.raises(InvalidModel, match="number of outputs: expected 1 or 3, got 2"):
-        validate(BI, operands_of(BI), 2, {14: True})
+        level_with_outputs(BI, operands_of(BI), 2, {14: True})
     with pytest.raises(InvalidModel, match="number of outputs: expected 2 or 4, got 3"):
-        validate(BI, operands_of(BI), 3, {14: False})
+        level_with_outputs(BI, operands_of(BI), 3, {14: False})
 
 
 def test_layout_decides_about_the_output() -> None:
     output = Operand(T.TENSOR_FLOAT32, (2, 4, 5))
-    assert validate(UNI, operands_of(UNI), 1, {6: 0}, output) == 3
+    assert level_with_outputs(UNI, operands_of(UNI), 1, {6: 0}, output) == 3
     with pytest.raises(InvalidModel, match="input 4: expected shape"):
-        validate(UNI, operands_of(UNI), 1, {6: 1}, output)
+        level_with_outputs(UNI, operands_of(UNI), 1, {6: 1}, output)
 
 
 def test_unknown_extents_are_left_to_the_execution() -> None:
     inputs = operands_of(ONE)
     inputs[0] = Operand(T.TENSOR_FLOAT32)
     inputs[4] = Operand(T.TENSOR_FLOAT32, (0, 5))
-    assert validate(ONE, inputs, 2) == 1
+    assert level_with_outputs(ONE, inputs, 2) == 1
     rng = np.random.default_rng(0)
     cell = random_cell(rng, 5, 3, 2)
     with pytest.raises(

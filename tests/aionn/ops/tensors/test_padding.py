@@ -9,21 +9,15 @@ import pytest
 
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandType, OperationType
+from tests.support.contracts import F32, I32, INT, scalar
 
 T = OperandType
 O = OperationType  # noqa: E741
-F32 = Operand(T.TENSOR_FLOAT32)
-I32 = Operand(T.TENSOR_INT32)
-INT = Operand(T.INT32)
 ARRAY = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
 
 
 def pads(*pairs: tuple[int, int]) -> tuple[Operand, np.ndarray]:
     return I32, np.array(pairs, dtype=np.int32)
-
-
-def scalar(value: int) -> tuple[Operand, np.ndarray]:
-    return INT, np.array(value, dtype=np.int32)
 
 
 def test_pad_puts_zeros_around(bench: Any) -> None:

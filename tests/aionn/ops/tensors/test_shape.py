@@ -9,25 +9,11 @@ import pytest
 
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Operand, OperandType, OperationType
+from tests.support.contracts import F32, I32, INT, ints, scalar, shaped
 
 T = OperandType
 O = OperationType  # noqa: E741
-F32 = Operand(T.TENSOR_FLOAT32)
-I32 = Operand(T.TENSOR_INT32)
-INT = Operand(T.INT32)
 ARRAY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-
-
-def ints(*values: int) -> tuple[Operand, np.ndarray]:
-    return I32, np.array(values, dtype=np.int32)
-
-
-def scalar(value: int) -> tuple[Operand, np.ndarray]:
-    return INT, np.array(value, dtype=np.int32)
-
-
-def shaped(*shape: int, kind: OperandType = T.TENSOR_FLOAT32) -> Operand:
-    return Operand(kind, shape)
 
 
 def test_reshape_stretches_one_extent(bench: Any) -> None:

@@ -333,7 +333,7 @@ async def test_end_of_the_connection_does_not_wait_for_a_cancelled_execution(sma
     with anyio.fail_after(WAIT_S_MAX):
         async with executing(small) as (prepared, progress, channel, pending):
             channel.cancel(pending)
-            await channel.tell(Ping())  # The driver's end has read the cancellation.
+            await channel.command(Ping())  # The driver's end has read the cancellation.
             channel.close("the client leaves")
             await pending.over()
             assert prepared.ends == []

@@ -478,12 +478,12 @@ async def test_error_of_an_answer_that_cannot_be_sent_ends_neither_side() -> Non
         tasks.start_soon(one.run)
         tasks.start_soon(two.run)
         with pytest.raises(InvalidArgument, match="at most"):
-            await one.tell(Ping())
+            await one.command(Ping())
         with pytest.raises(GeneralFailure, match="no"):
-            await two.tell(Ping())
+            await two.command(Ping())
         tasks.cancel_scope.cancel()
     with pytest.raises(Error):
-        await one.tell(Ping())
+        await one.command(Ping())
     one.release()
     two.release()
 

@@ -309,7 +309,7 @@ async def fill(channel: Channel, tasks: anyio.abc.TaskGroup) -> int:
     count = 0
 
     async def call() -> None:
-        await channel.tell(Ping())
+        await channel.command(Ping())
 
     while len(channel._outbox) == 0:
         tasks.start_soon(call)
@@ -365,7 +365,7 @@ async def test_peer_that_leaves_too_many_notices_unread_has_ended(monkeypatch: p
 
         async def call() -> None:
             try:
-                await channel.tell(Ping())
+                await channel.command(Ping())
             except DeadObject as e:
                 failed.append(e)
 
@@ -383,7 +383,7 @@ async def test_cancelled_call_that_found_no_room_is_never_sent() -> None:
         waiting = len(channel._outbox)
         for _ in range(50):
             with anyio.move_on_after(0):
-                await channel.tell(CopyTo(1, Memory.create(8)))
+                await channel.command(CopyTo(1, Memory.create(8)))
         assert len(channel._outbox) == waiting
         for _ in range(calls + waiting):
             message = await receive(peer)
@@ -397,7 +397,7 @@ async def test_memory_of_a_call_that_waits_may_be_closed() -> None:
     async with channel_and_peer() as (channel, peer), anyio.create_task_group() as tasks:
         calls = await fill(channel, tasks)
         memory = Memory.create(5000)
-        tasks.start_soon(channel.tell, CopyTo(1, memory))
+        tasks.start_soon(channel.command, CopyTo(1, memory))
         await anyio.lowlevel.checkpoint()
         memory.close()
         other = os.open("/dev/null", os.O_RDONLY)  # It may have the number of the closed one.

@@ -126,11 +126,13 @@ async def test_ending_a_burst_that_executes_takes_no_worker_thread(served: Any, 
 
         async def end() -> None:
             ending.set()
-            await client._connection.channel.tell(EndBurst(next(iter(client._connection.bursts))))
+            await client._connection.channel.command(EndBurst(next(iter(client._connection.bursts))))
 
         tasks.start_soon(end)
         await ending.wait()
-        await prepared.connection.channel.tell(EndBurst(0))  # By its answer the call before it was taken up.
+        await prepared.connection.channel.command(
+            EndBurst(0)
+        )  # By its answer the call before it was taken up.
         assert workers.borrowed_tokens == 0
     await burst.aclose()
     await client.aclose()

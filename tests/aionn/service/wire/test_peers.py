@@ -452,7 +452,7 @@ async def test_calls_end_a_few_in_each_turn_of_the_loop_when_the_connection_ends
 
     async def call(channel: Channel) -> None:
         with pytest.raises(DeadObject):
-            await channel.tell(Ping())
+            await channel.command(Ping())
         turns.note()
 
     async with anyio.create_task_group() as tasks:
@@ -484,7 +484,7 @@ async def test_pending_calls_fail_together_when_the_reading_task_is_cancelled() 
 
         async def call() -> None:
             with pytest.raises(DeadObject) as e:
-                await channel.tell(Ping())
+                await channel.command(Ping())
             failed.append(e.value)
 
         for _ in range(50):
@@ -493,7 +493,7 @@ async def test_pending_calls_fail_together_when_the_reading_task_is_cancelled() 
             await anyio.lowlevel.checkpoint()
         channel.close("the end")
         with pytest.raises(DeadObject, match="the end"):
-            await channel.tell(Ping())
+            await channel.command(Ping())
     assert len(failed) == 50 and {str(e) for e in failed} == {str(failed[0])}
 
 

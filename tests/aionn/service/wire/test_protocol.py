@@ -338,7 +338,7 @@ class _NoChannel(Channel):
     def __init__(self) -> None:
         pass
 
-    async def tell(self, body: Any) -> None:
+    async def command(self, body: Any) -> None:
         assert isinstance(body, Notify)
 
     async def call(self, body: Any, expected: Any) -> Any:

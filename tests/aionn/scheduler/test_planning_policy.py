@@ -5,7 +5,7 @@ import pytest
 from aionn.errors import InvalidArgument
 from aionn.hal import TIME_MAX_NS, Priority
 from aionn.scheduler.job import NEVER_NS, Abort, DeviceSlot, JobState, Preempt, Reason, Start
-from aionn.scheduler.planner import AGE_NS, PlannedQueue
+from aionn.scheduler.planned_queue import AGE_NS, PlannedQueue
 from tests.aionn.scheduler.table import Table, starts
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH

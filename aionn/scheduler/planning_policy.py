@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from aionn.scheduler.job import NEVER_NS, Abort, Action, DeviceSlot, Job, JobState, Preempt, Reason, Start
-from aionn.scheduler.planner import HIGH, LOW, PlannedQueue
+from aionn.scheduler.planned_queue import HIGH, LOW, PlannedQueue
 
 __all__ = ["PlanPolicy", "decide", "start_immediately"]
 
@@ -32,7 +32,7 @@ def decide(now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot]) -> lis
 
     Args:
         now_ns: The time.
-        queue: What waits.
+        queue: The jobs that wait.
         slots: All slots; those that are down get nothing.
 
     Returns:

@@ -6,7 +6,7 @@ import pytest
 
 from aionn.hal import Priority
 from aionn.scheduler.job import Abort, Preempt, Reason, Start
-from aionn.scheduler.plain import PlainPolicy
+from aionn.scheduler.plain_policy import PlainPolicy
 from tests.aionn.scheduler.table import Table, starts
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH

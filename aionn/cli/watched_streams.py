@@ -20,7 +20,7 @@ import numpy as np
 
 from aionn.errors import InvalidArgument
 from aionn.media import AudioWindow, Frame, LiveSource, Recorder, Source, record
-from aionn.reports.terminal import live_lines, print_line, table_lines, tell_line
+from aionn.reports.terminal import live_lines, print_line, report_line, table_lines
 from aionn.runtime.executions.burst import Burst
 from aionn.runtime.memory.arguments import Array, TensorSpec
 from aionn.runtime.memory.real_values import Writer
@@ -163,7 +163,7 @@ async def served_page(collector: Collector, at: str | None) -> AsyncIterator[Wat
         return
     host, port = parsed_address(at)
     async with WatchPage(collector, host=host, port=port) as page:
-        tell_line(page.url, lead="watch:", wraps=False, stream=sys.stderr)
+        report_line(page.url, lead="watch:", wraps=False, stream=sys.stderr)
         yield page
 
 

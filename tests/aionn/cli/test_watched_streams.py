@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aionn.cli.streaming import _lines, parsed_address, watch_address
+from aionn.cli.watched_streams import _lines, parsed_address, watch_address
 from aionn.errors import InvalidArgument
 from aionn.watch import Collector, Finding
 

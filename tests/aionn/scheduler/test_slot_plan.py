@@ -6,7 +6,7 @@ import pytest
 
 from aionn.hal import Priority
 from aionn.scheduler.job import Job
-from aionn.scheduler.plan import SlotPlan
+from aionn.scheduler.slot_plan import SlotPlan
 
 
 @pytest.mark.parametrize(

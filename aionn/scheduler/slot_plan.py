@@ -36,7 +36,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
         end_ns: When the job would end.
         is_harmless: Whether no other job becomes late.
         position: The job's position in the plan.
-        duration_ns: What the job takes there.
+        duration_ns: The duration of the job there.
         preempts: Whether the job that runs there is preempted.
     """
 
@@ -56,7 +56,7 @@ class Price(NamedTuple):
         is_any_lost: Whether any job loses its plan.
         highest_rank: The highest rank of those.
         are_several: Whether several do.
-        lost_count: How many; a job that has run counts as a thousand, since its device time is lost with it.
+        lost_count: Number of lost jobs; a job that has run counts as a thousand, since its device time is lost with it.
         extra_ns: The device time that is needed in addition.
     """
 
@@ -119,7 +119,7 @@ class SlotPlan:
         """The first job that ends too late, -1 if none does.
 
         Args:
-            urgent_count: How many of the first jobs preempt the one that runs.
+            urgent_count: Number of the first jobs that preempt the one that runs.
             urgent_ns: When the slot turns to those.
             rest_ns: The time at which it would begin the other jobs without the preempting ones.
         """

@@ -26,9 +26,9 @@ from heapq import heappop, heappush
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority
 from aionn.scheduler.job import NEVER_NS, DeviceSlot, Job, JobState, Reason
-from aionn.scheduler.plan import PLAN_MAX, Displacement, Key, Place, Price, SlotPlan, place_text
 from aionn.scheduler.ready_queue import QueueStatistics
 from aionn.scheduler.reserved import ReservedQueue
+from aionn.scheduler.slot_plan import PLAN_MAX, Displacement, Key, Place, Price, SlotPlan, place_text
 
 __all__ = ["AGE_NS", "WAITING_MAX", "PlannedQueue"]
 

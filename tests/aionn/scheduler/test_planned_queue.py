@@ -8,7 +8,7 @@ import pytest
 
 from aionn.hal import Priority
 from aionn.scheduler.job import NEVER_NS, Abort, JobState, Preempt
-from aionn.scheduler.plan import PLAN_MAX, Place
+from aionn.scheduler.slot_plan import PLAN_MAX, Place
 from tests.aionn.scheduler.table import Table, starts
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH

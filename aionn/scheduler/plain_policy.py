@@ -18,7 +18,7 @@ from itertools import islice
 
 from aionn.hal import Priority
 from aionn.scheduler.job import NEVER_NS, Abort, Action, DeviceSlot, Job, JobState, Preempt, Reason, Start
-from aionn.scheduler.plan import Key
+from aionn.scheduler.slot_plan import Key
 
 __all__ = ["PlainPolicy", "PlainQueue"]
 
