@@ -448,25 +448,15 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 MODULES = (
-    *("aionn.service.host.process", "aionn.service.entry", "aionn.validation", "aionn.drivers.reference"),
+    "tests.support.processes.driver_imports",
     "shutil",  # with compression: what makes a temporary folder imports it
-)
-"""Imported by the process that those of drivers are forked from."""
-
-PROGRAM_MODULES = (
-    *MODULES,
     *("aionn.blocking", "aionn.cli.commands", "aionn.media", "aionn.reports.terminal"),
     *("aionn.benchmarking.stress.bodies", "aionn.conformance.workers", "aionn.media.network_streams.process"),
-    *(
-        "aionn.drivers.litert.driver",
-        "aionn.drivers.onnx_reference.driver",
-        "aionn.drivers.onnxruntime.driver",
-    ),
     *("aionn.fleet.device", "aionn.runtime.runtime"),
     *("email.parser", "importlib.metadata", "importlib.resources", "numpy.ma", "numpy.random"),
     *(["av"] if importlib.util.find_spec("av") else []),
 )
-"""Imported by the process that programs are forked from, and processes that compute for a command or decode a stream."""
+"""Imports of the process from which drivers, programs, and processes that compute for a command or decode a stream are forked."""
 
 _kinds = pytest.StashKey[Kinds]()
 """Which of the processes that the present test starts are forked."""
@@ -484,12 +474,11 @@ def forked_starts(request: pytest.FixtureRequest) -> Iterator[ForkedStarts | Non
         return
     stash = request.session.stash
     environment = StartConditions.now("reference", "reference", None).environment
-    server, programs = ForkServer(MODULES, environment), ForkServer(PROGRAM_MODULES, environment)
-    starts = ForkedStarts(server, lambda: stash[_kinds], programs)
+    server = ForkServer(MODULES, environment)
+    starts = ForkedStarts(server, lambda: stash[_kinds])
     yield starts
     starts.end()
     server.close()
-    programs.close()
 
 
 @pytest.fixture

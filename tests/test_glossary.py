@@ -4,6 +4,7 @@ import ast
 import re
 from collections import Counter
 
+from tests.support.syntax_trees import nodes
 from tests.test_tidy import PACKAGES, ROOT, parse, read
 
 PAGE = ROOT / "docs" / "glossary.md"
@@ -20,7 +21,7 @@ def defined_names(sources: dict[str, str]) -> set[str]:
     """Names of classes, functions and annotated attributes."""
     names = set()
     for text in sources.values():
-        for node in ast.walk(parse(text)):
+        for node in nodes(parse(text)):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 names.add(node.name)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

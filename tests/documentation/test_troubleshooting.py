@@ -36,12 +36,13 @@ def texts_of(path: str, source: str) -> tuple[str, ...]:
 def is_text_of(message: str, sources: dict[str, str]) -> bool:
     """Whether a text begins like the message; ``...`` is any value, and a value of the code may be written out.
 
-    Files that have the longest part of the message are read first, since to parse all of them takes seconds.
+    Files that have the longest part of the message, or most of its words, are read first, since to parse all of them takes seconds.
     """
     parts = message.split("...")
     longest = max(parts, key=len)
     pattern = re.compile(".*".join(map(re.escape, parts)))
-    paths = sorted(sources, key=lambda path: longest not in sources[path])
+    words = [longest] if any(longest in source for source in sources.values()) else longest.split()
+    paths = sorted(sources, key=lambda path: -sum(word in sources[path] for word in words))
     return any(pattern.match(text) for path in paths for text in texts_of(path, sources[path]))
 
 

@@ -11,6 +11,12 @@ import pytest
 import fences
 from fences import FenceStatus, SyncFence, Timeline, first, leaves, merge
 
+MANY = pytest.mark.parametrize("count", [20_000, pytest.param(200_000, marks=pytest.mark.long)])
+"""Twenty times the depth to which Python may recurse; the long form exceeds that of C as well."""
+
+DEEP = pytest.mark.parametrize("depth", [2_000, pytest.param(10_000, marks=pytest.mark.long)])
+"""Of nests, each level of which costs more."""
+
 
 def failed(cause="broken", name="culprit"):
     fence = SyncFence(name)
@@ -157,16 +163,17 @@ def test_merge_of_100000_mostly_signalled(combine):
     assert combined.status is FenceStatus.SIGNALLED
 
 
-def test_merge_of_100000_pending_and_of_100000_points():
-    row = [SyncFence() for _ in range(100_000)]
+@MANY
+def test_merge_of_many_pending_and_of_many_points(count):
+    row = [SyncFence() for _ in range(count)]
     merged = merge(row)
     for fence in row:
         fence.signal(4)
     assert merged.signal_time_ns == 4
     timeline = Timeline()
-    merged = merge(timeline.fence(point) for point in range(1, 100_001))
+    merged = merge(timeline.fence(point) for point in range(1, count + 1))
     assert len(merged.parts) == 1
-    timeline.advance(100_000)
+    timeline.advance(count)
     assert merged.status is FenceStatus.SIGNALLED
 
 
@@ -221,8 +228,9 @@ def test_deeply_nested_finishes_as_a_flat_one_does(combine, order):
     assert deep.signal_time_ns == flat.signal_time_ns == (len(row) if combine is merge else 1)
 
 
-def test_failure_comes_through_a_deep_nest_at_once():
-    deep, row = nested(merge, 5000)
+@DEEP
+def test_failure_comes_through_a_deep_nest_at_once(depth):
+    deep, row = nested(merge, depth)
     row[0].fail("broken")
     assert deep.error.message == "broken"
     for fence in row[1:]:
@@ -231,17 +239,19 @@ def test_failure_comes_through_a_deep_nest_at_once():
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("combine", [merge, first])
-def test_pending_nest_of_any_depth_is_freed(combine):
-    deep, row = nested(combine, 10_000)
+@DEEP
+def test_pending_nest_of_any_depth_is_freed(combine, depth):
+    deep, row = nested(combine, depth)
     gone = weakref.ref(deep)
     del deep, row
     gc.collect()
     assert gone() is None
 
 
-def test_pending_chain_of_any_length_is_freed():
+@MANY
+def test_pending_chain_of_any_length_is_freed(count):
     source = last = SyncFence()
-    for _ in range(200_000):
+    for _ in range(count):
         last = last.then(lambda: None)
     gone = weakref.ref(last)
     del source, last
@@ -249,10 +259,11 @@ def test_pending_chain_of_any_length_is_freed():
     assert gone() is None
 
 
-def test_following_fences_100000_deep_needs_no_recursion():
+@MANY
+def test_following_fences_deep_inside_needs_no_recursion(count):
     innermost = followed = SyncFence()
     start = SyncFence.signalled(1)
-    for _ in range(100_000):
+    for _ in range(count):
         followed = start.then(lambda inner=followed: inner)
     innermost.signal(7)
     assert followed.signal_time_ns == 7

@@ -175,7 +175,7 @@ ROLES = [
 
 def test_shortage_in_the_application_is_an_error_and_passes(lives: Lives, server: tuple[int, Path]) -> None:
     faults = [*of("client", SHORTAGES), "client:socket:EMFILE", "client:connect:EAGAIN"]
-    outcomes = lives(server, faults, step=6)
+    outcomes = lives(server, faults, step=12)
     for fault in of("client", SHORTAGES):
         assert set(outcomes[fault]) == {"ResourceExhausted"}
     assert outcomes["client:socket:EMFILE"] == {"DeviceUnavailable": 1}
@@ -186,7 +186,7 @@ def test_shortage_in_the_driver_process_is_an_error_and_passes(
     lives: Lives, server: tuple[int, Path]
 ) -> None:
     faults = ["driver:mmap:ENOMEM", "driver:fcntl_dup:EMFILE", "driver:accept:EMFILE"]
-    outcomes = lives(server, faults, step=8)
+    outcomes = lives(server, faults, step=16)
     assert set(outcomes["driver:mmap:ENOMEM"]) == {"ResourceExhausted"}
     assert set(outcomes["driver:fcntl_dup:EMFILE"]) == {"ResourceExhausted"}
     assert outcomes["driver:accept:EMFILE"] == {"success": 1}  # The client waits in the backlog.

@@ -126,7 +126,6 @@ class ForkServer:
 
     Attributes:
         pids: The numbers of all fork servers of this process.
-        modules: As given.
     """
 
     pids: ClassVar[set[int]] = set()
@@ -138,7 +137,6 @@ class ForkServer:
         begun: tuple[socket.socket, int] | None = None,
     ) -> None:
         self._lock = threading.Lock()
-        self.modules = frozenset(modules)
         self._environment = dict(environment)
         self._conditions, self._limits = json.dumps(_conditions()), _limits()
         self._owner = os.getpid()
@@ -285,13 +283,6 @@ def _is_ours(program: Mapping[str, Any]) -> bool:
     return bool(program["is_safe"] and program["kind"] == "-c" and CODE.fullmatch(program["what"]))
 
 
-def _entry(command: object) -> str | None:
-    """The module whose ``main`` a process of ours executes; None for others."""
-    program = _program(command)
-    found = CODE.fullmatch(program["what"]) if program is not None else None
-    return found.group(1) if found is not None else None
-
-
 EXECUTE = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 Kinds = Literal["product", "any", "none"]
@@ -303,30 +294,20 @@ class ForkedStarts:
     Args:
         server: It.
         kinds: Which processes may be forked now: those of the product, any, or none.
-        programs: The server of those that the product does not start, and of those whose module only this server has imported;
-            None: the same.
 
     Attributes:
         count: The number of forked processes.
     """
 
-    def __init__(
-        self, server: ForkServer, kinds: Callable[[], Kinds], programs: ForkServer | None = None
-    ) -> None:
+    def __init__(self, server: ForkServer, kinds: Callable[[], Kinds]) -> None:
         self.count = 0
-        others = programs or server
         before = subprocess.Popen._execute_child  # type: ignore[attr-defined]
         signature = inspect.signature(EXECUTE)
 
         def start(process: Any, *given: Any) -> None:
             asked = signature.bind(process, *given).arguments
             now = kinds()
-            pid = None
-            if now != "none":
-                chosen = others if _entry(asked["args"]) in others.modules - server.modules else server
-                pid = chosen.start(asked, is_any=False)
-            if pid is None and now == "any":
-                pid = others.start(asked, is_any=True)
+            pid = None if now == "none" else server.start(asked, is_any=now == "any")
             if pid is None:
                 EXECUTE(process, *given)
                 return

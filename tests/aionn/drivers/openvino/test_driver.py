@@ -86,6 +86,7 @@ def test_processor_is_described() -> None:
     assert {"NUM_STREAMS", "INFERENCE_PRECISION_HINT", "ENABLE_CPU_PINNING"} <= description.writable
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
 def test_use_is_not_reported_to_the_makers_of_openvino(tmp_path: Path, isolation: str) -> None:
     code = (

@@ -57,7 +57,8 @@ LONG_TO_COMPILE = (
     *("distilbert", "swin", "whisper_encoder", "yolo", "yolo_program"),
 )
 """Exported networks that OpenVINO compiles for half a second and more, twice each: only in the long run. The others have one of
-every kind: convolutions, attention, integers, recurrence, control flow and open extents."""
+every kind: convolutions, attention, integers, recurrence, control flow and open extents. The ordinary run takes one in three of
+them."""
 
 EXPORTED = [
     pytest.param(name, marks=pytest.mark.long) if name in LONG_TO_COMPILE else name for name in sorted(CASES)
@@ -123,12 +124,14 @@ async def compare(path: Path) -> None:
                 assert_close(got, want)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SMALL)
 async def test_small_model_gives_openvino_s_results(example_data: Path, name: str) -> None:
     await compare(example_data / f"{name}.tflite")
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LARGE)
 async def test_large_model_gives_openvino_s_results(shared: Path, name: str) -> None:
     await compare(shared / "models" / f"{name}.tflite")
@@ -149,6 +152,7 @@ async def test_network_that_amplifies_a_step_gives_openvino_s_results_with_its_h
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["int8", "uint8"])
 async def test_spoken_digits_give_openvino_s_results(shared: Path, form: str) -> None:
     path = shared / "models" / f"digits_{form}.tflite"
@@ -226,6 +230,7 @@ def peer_results(name: str, values: Sequence[Array]) -> list[Array]:
     return [np.array(value) for value in compiled(list(values)).values()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EXPORTED)
 async def test_exported_file_gives_openvino_s_results(name: str) -> None:
     values = drawn(name)

@@ -471,11 +471,12 @@ def played(seed, slot_count, can_preempt):
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("can_preempt", [False, True])
 @pytest.mark.parametrize("slot_count", [1, 2, 3])
-def test_what_starts_at_once_is_what_deciding_would_start(monkeypatch, slot_count, can_preempt):
-    games = [played(seed, slot_count, can_preempt) for seed in range(100)]
+@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 100), marks=pytest.mark.long)], ids=str)
+def test_what_starts_at_once_is_what_deciding_would_start(monkeypatch, slot_count, can_preempt, seeds):
+    games = [played(seed, slot_count, can_preempt) for seed in seeds]
     assert any(statistics.started > statistics.rejected for _, statistics, _ in games)
     monkeypatch.setattr("aionn.scheduler.dispatcher.start_immediately", lambda *arguments: None)
-    assert [played(seed, slot_count, can_preempt) for seed in range(100)] == games
+    assert [played(seed, slot_count, can_preempt) for seed in seeds] == games
 
 
 async def test_forgotten_model_leaves_neither_durations_nor_refusals(dispatcher):

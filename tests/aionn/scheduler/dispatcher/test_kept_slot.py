@@ -76,8 +76,9 @@ def test_no_slot_is_kept_where_there_is_one_or_low_jobs_yield(slot_count, can_pr
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("slot_count", [2, 3])
-def test_with_a_kept_slot_no_job_is_lost_and_low_jobs_never_hold_all(slot_count):
-    for seed in range(50):
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 50), marks=pytest.mark.long)], ids=str)
+def test_with_a_kept_slot_no_job_is_lost_and_low_jobs_never_hold_all(slot_count, seeds):
+    for seed in seeds:
         generator = random.Random(seed)
         clock = [0]
         dispatcher = Dispatcher(slot_count, now=lambda clock=clock: clock[0], keeps_slot=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import struct
@@ -83,7 +84,9 @@ class FileServer:
             READ: bytes(FILE_BYTES),
         }
         data = found.get(kind, b"")
-        os.write(self._fd, struct.pack("<IiQ", 16 + len(data), 0, number) + data)
+        # The kernel withdraws a question when the folder is unmounted.
+        with contextlib.suppress(FileNotFoundError):
+            os.write(self._fd, struct.pack("<IiQ", 16 + len(data), 0, number) + data)
 
     def release(self) -> None:
         """Answers all questions from now on."""
