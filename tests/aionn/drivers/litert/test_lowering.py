@@ -292,7 +292,7 @@ def sum_of(kind: OperationType, scale: float) -> Model:
 
 @pytest.mark.parametrize("kind", [OperationType.ADD, OperationType.SUB, OperationType.FULLY_CONNECTED])
 def test_terms_whose_scale_is_256_times_the_result_s_are_not_for_xnnpack(kind: OperationType) -> None:
-    with pytest.raises(Unsupported, match="terms of scale 0.125"):
+    with pytest.raises(Unsupported, match=r"terms of scale 0\.125"):
         lower(sum_of(kind, 0.125 / 256))
     lower(sum_of(kind, 0.125 / 255))
 
