@@ -2,8 +2,8 @@
 
 Owns those over 8-bit values: the mean with another scale (a depthwise convolution with a constant filter), the fully connected
 layer with scales per channel (one layer for each unit side by side, or a 1 x 1 convolution), and changes of 8-bit type (DEQUANTIZE,
-QUANTIZE) or of scale, by QUANTIZE or RELU (a depthwise convolution with the filter [1]); and formulas over floats (``FORMULAS``), which stand for COS,
-GELU and others. With them an imported file comes back as it was, and LiteRT gives it its own bytes.
+QUANTIZE) or of scale, by QUANTIZE or RELU (a depthwise convolution with the filter [1]); and formulas over floats (``FORMULAS``),
+which stand for COS, GELU and others. With them an imported file comes back as it was, and LiteRT gives it its own bytes.
 
 Invariants:
 1. Values between the composition's operations are read by nothing else and are not outputs.
