@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from aionn.models.builder import GraphBuilder, Value
 pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installed", exc_type=ImportError)
 
 from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.litert import flatbuffer_writer
 from aionn.drivers.litert.engine import Engine
 from aionn.drivers.litert.lowering import lower
 
@@ -300,3 +303,29 @@ def test_terms_whose_scale_is_256_times_the_result_s_are_not_for_xnnpack(kind: O
 def test_sum_of_terms_whose_scale_is_255_times_the_result_s_saturates_to_the_right_side() -> None:
     model = sum_of(OperationType.ADD, 0.125 / 255)
     compare(model, [np.arange(-37, 27, dtype=np.int8).reshape(1, 64)])
+
+
+@pytest.mark.parametrize("room", [16, 700, 1 << 20])
+def test_file_is_the_same_however_much_memory_its_tables_were_given(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = GraphBuilder()
+    x = g.input(FLOAT, (3, 5))
+    value = x
+    for seed in range(40):
+        value = g.result(OperationType.MUL, [value, g.constant(drawn((3, 5), seed=seed)), 0], x)
+    model = g.build([value])
+    usual = lower(model).file
+    monkeypatch.setattr(flatbuffer_writer, "_STRUCTURE_BYTES", room)
+    assert lower(model).file == usual
+
+
+def test_file_without_memory_or_descriptors_for_it_is_an_error_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    with pytest.raises(MemoryError, match="too many open files"):
+        lower(sum_of(OperationType.ADD, 1.0))
