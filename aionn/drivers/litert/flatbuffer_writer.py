@@ -12,6 +12,7 @@ Source: the public TensorFlow Lite schema.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import os
 from collections.abc import Sequence
@@ -40,6 +41,9 @@ NO_TENSOR = -1
 
 FILE_BYTES_MAX = 2**31 - 2**20
 """Offsets in a file are 32 bits, signed."""
+
+_DIGEST_BYTES = 32
+"""Length of the digest by which equal constants are known; two different ones with the same digest cannot be made."""
 
 _STRUCTURE_BYTES = 65536
 """Memory for the tables of a model of some hundred operators; more is allocated by the builder."""
@@ -81,7 +85,8 @@ class _Buffer(schema.BufferT):  # type: ignore[misc]
             size = len(self.data)
             builder.StartVector(1, size, 16)
             builder.head -= size
-            builder.Bytes[builder.head : builder.head + size] = bytes(self.data)
+            # numpy copies without the interpreter's lock.
+            np.frombuffer(builder.Bytes, np.uint8)[builder.head : builder.head + size] = self.data
             vector = builder.EndVector()
         schema.BufferStart(builder)
         if vector is not None:
@@ -154,9 +159,11 @@ class FileParts:
         """Names of the operators in the order of their codes."""
         return tuple(self._codes)
 
-    def buffer(self, data: bytes) -> int:
+    def buffer(self, data: npt.NDArray[np.uint8]) -> int:
         """Stores a constant, once."""
-        place = self._places.get(data)
+        # Other threads run while hashlib computes a digest, but not while Python computes the hash of bytes.
+        digest = hashlib.blake2b(data.data, digest_size=_DIGEST_BYTES).digest()
+        place = self._places.get(digest)
         if place is None:
             self.size_bytes += len(data)
             if self.size_bytes > FILE_BYTES_MAX:
@@ -164,7 +171,7 @@ class FileParts:
             buffer = _Buffer()
             buffer.data = data
             self.buffers.append(buffer)
-            place = self._places[data] = len(self.buffers) - 1
+            place = self._places[digest] = len(self.buffers) - 1
         return place
 
     def code(self, name: str) -> int:
@@ -216,7 +223,7 @@ class SubgraphFile:
             q.zeroPoint = np.full(len(quantization.scales), quantization.zero_point, dtype=np.int64)
             q.quantizedDimension = quantization.axis
         if value is not None:
-            tensor.buffer = self.parts.buffer(np.ascontiguousarray(value).tobytes())
+            tensor.buffer = self.parts.buffer(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
         self.tensors.append(tensor)
         self.shapes.append(tuple(int(extent) for extent in shape))
         return len(self.tensors) - 1
