@@ -4,8 +4,9 @@ Owns the named criteria of the random graph tests and the judgement by them: eac
 squared difference. Knows no model.
 
 Invariants:
-1. Nothing is left out of the judgement because of its size or type. An expected NaN allows anything: its place in a model has no
-   defined value. An expected infinity demands the same infinity, or a finite number from the outermost part of the type's range.
+1. Nothing is left out of the judgement because of its size or type. An expected NaN allows anything, as its place in a model has no
+   defined value, if the judgement is not exact. An expected infinity demands the same infinity, or a finite number from the
+   outermost part of the type's range.
 2. Bias and squared difference are judged where at least ``ELEMENTS_MIN`` elements are finite; those of floats are relative to the
    expected value where that is beyond 1.
 
@@ -70,6 +71,9 @@ class Criteria(enum.Enum):
     CONVOLUTION = (Limit(4e-4, 1e-5, 2e-2, 2e-2), Limit(5e-2, 1e-2, 5e-2, 5e-2), Limit(1.5, 1.5, 10))
     """Sums over windows that may be large."""
 
+    EDGE = (Limit(None, None, 1e-3, 1e-3), Limit(None, None, 5e-2, 5e-2), Limit(None, None, 2))
+    """Single operations on values at the edges of their types: every element by itself, for the means are of the edges."""
+
     SMALL_GRAPH = (Limit(4e-4, 1e-5, 1e-2, 1e-2), Limit(5e-2, 1e-2, 5e-2, 5e-2), Limit(2.0, 2.0, 12))
     """A few operations."""
 
@@ -111,7 +115,14 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def judge(
-    output: int, type: OperandType, expected: Array, got: Array, criteria: Criteria
+    output: int,
+    type: OperandType,
+    expected: Array,
+    got: Array,
+    criteria: Criteria,
+    *,
+    is_exact: bool = False,
+    is_zero_signed: bool = False,
 ) -> Difference | None:
     """Compares one output with what is expected; None when it is close enough.
 
@@ -121,9 +132,15 @@ def judge(
         expected: The expected values, in the operand's type or wider.
         got: The values in the operand's type.
         criteria: The tolerances.
+        is_exact: Whether integers and booleans must be equal, and NaN must be in the same places.
+        is_zero_signed: Whether a zero must have the sign that is expected.
     """
     if expected.shape != got.shape:
         return Difference(output, "shape", (), f"{list(expected.shape)}", f"{list(got.shape)}")
+    if is_exact:
+        unequal = _not_equal(output, type, expected, got, is_zero_signed=is_zero_signed)
+        if unequal is not None:
+            return unequal
     if type in (OperandType.TENSOR_BOOL8, OperandType.BOOL):
         count, allowed = int(np.count_nonzero(expected != got)), int(np.ceil(_BOOL_SHARE * got.size))
         if count <= allowed:
@@ -153,6 +170,24 @@ def judge(
         near = f"{float(wide_expected[index])!r} within {limit.atol:g} + {limit.rtol:g}*|x|"
         return Difference(output, "element", index, near, repr(float(wide_got[index])))
     return _judge_means(output, difference[is_finite], wide_expected[is_finite], is_float, limit)
+
+
+def _not_equal(
+    output: int, type: OperandType, expected: Array, got: Array, *, is_zero_signed: bool
+) -> Difference | None:
+    """The first element that must be equal and is not: an integer, a boolean, a NaN, the sign of a zero."""
+    if got.dtype.kind == "f":
+        wrong = np.isnan(expected) != np.isnan(got)
+        if is_zero_signed:
+            wrong |= (expected == 0) & (got == 0) & (np.signbit(expected) != np.signbit(got))
+    elif OPERAND_TYPE_PROPERTIES[type].is_quantized:
+        return None
+    else:
+        wrong = expected != got
+    if not wrong.any():
+        return None
+    index = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return Difference(output, "element", index, f"exactly {expected[index]!r}", repr(got[index]))
 
 
 def _judge_means(

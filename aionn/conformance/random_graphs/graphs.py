@@ -23,11 +23,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aionn.conformance.accuracy import Criteria, Difference, judge
+from aionn.conformance.accuracy import Difference, judge
 from aionn.conformance.random_graphs.extents import Extents
 from aionn.conformance.random_graphs.plain import PlainCall
 from aionn.conformance.random_graphs.plain_evaluation import evaluate_plainly
-from aionn.conformance.random_graphs.sets import EXACT_OPERATIONS, SIGNATURES, TESTS, GraphTest
+from aionn.conformance.random_graphs.sets import EXACT_OPERATIONS, MOVING, SIGNATURES, TESTS, GraphTest
 from aionn.conformance.random_graphs.signatures import Draft, Guarantee, Role, Value
 from aionn.errors import InvalidArgument
 from aionn.hal import (
@@ -248,6 +248,7 @@ class _Graph:
                 operation.rank,
                 _stream(plan.test, plan.seed, operation.key, 2),
                 self.extents,
+                has_edges=TESTS[plan.test].has_edges,
             )
             for operation in plan.operations
         }
@@ -430,16 +431,20 @@ def compare(
     for index, (operand, is_checked) in enumerate(zip(outputs, case.is_checked, strict=True)):
         if not is_checked:
             continue
-        difference = judge(index, OperandType(operand.type), wanted[index], results[index], test.criteria)
+        is_moved = test.has_edges and all(o.type in MOVING for o in case.model.main.operations)
+        difference = judge(
+            index, OperandType(operand.type), wanted[index], results[index], test.criteria,
+            is_exact=test.has_edges, is_zero_signed=is_moved,
+        )  # fmt: skip
         if difference is None:
             continue
-        if undetermined is None or _is_determined(case, index, test.criteria):
+        if undetermined is None or _is_determined(case, index, test):
             return Failure(case.plan, difference, None)
         undetermined.append(difference)
     return None
 
 
-def _is_determined(case: Case, output: int, criteria: Criteria) -> bool:
+def _is_determined(case: Case, output: int, test: GraphTest) -> bool:
     """Whether an output stays within its criteria when the results before it are rounded a little differently.
 
     A comparison, a floor, or the place of a maximum, of nearly equal numbers has no single right answer.
@@ -449,7 +454,7 @@ def _is_determined(case: Case, output: int, criteria: Criteria) -> bool:
     for trial in range(DISTURBANCES):
         disturb = _Disturbance(_stream(case.plan.test, case.plan.seed, trial, 5))
         disturbed = evaluate_plainly(case.model, case.inputs, disturb=disturb)[output]
-        if judge(output, type, wanted, disturbed, criteria) is not None:
+        if judge(output, type, wanted, disturbed, test.criteria, is_exact=test.has_edges) is not None:
             return False
     return True
 

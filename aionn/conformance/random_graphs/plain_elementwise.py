@@ -96,7 +96,8 @@ DEFINITIONS: dict[OperationType, Definition] = {
     O.SIN: _one(np.sin),
     O.SQRT: _one(np.sqrt),
     O.RSQRT: _one(lambda x: 1 / np.sqrt(x)),
-    O.QUANTIZE: _one(np.asarray),
+    # A NaN becomes the largest value.
+    O.QUANTIZE: _one(lambda x: np.where(np.isnan(x), np.inf, x)),
     O.DEQUANTIZE: _one(np.asarray),
     O.CAST: _cast,
     O.SELECT: _select,

@@ -183,7 +183,9 @@ def _hashtable_lookup(call: PlainCall) -> list[Array | Stored]:
 
 def _topk(call: PlainCall) -> list[Array]:
     x, count = call.tensor(0), call.integer(1)
-    order = np.argsort(-x, axis=-1, kind="stable")[..., :count]
+    # A NaN counts as largest.
+    keys = np.where(np.isnan(x), np.inf, x) if x.dtype.kind == "f" else x
+    order = np.argsort(-keys, axis=-1, kind="stable")[..., :count]
     return [np.take_along_axis(x, order, axis=-1), order]
 
 

@@ -24,9 +24,11 @@ from aionn.hal import OperandType, OperationType
 
 __all__ = [
     "CHAIN_TESTS",
+    "EDGE_TESTS",
     "EXACT_OPERATIONS",
     "GRAPH_TESTS",
     "LATER_TESTS",
+    "MOVING",
     "NOT_COVERED",
     "SEEDS",
     "SIGNATURES",
@@ -84,6 +86,7 @@ class GraphTest(msgspec.Struct, frozen=True):
         rank: The primary rank; None for all.
         operation_count: Operations a graph.
         extent_max: Largest free extent. Tensors have at most 10,000 elements where it is more than 10.
+        has_edges: Whether values at the edges of their types are drawn, and compared more strictly; see ``judge``.
     """
 
     name: str
@@ -94,6 +97,7 @@ class GraphTest(msgspec.Struct, frozen=True):
     rank: int | None = None
     operation_count: int = 1
     extent_max: int = 1000
+    has_edges: bool = False
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The signatures that the set draws from, each with the types and ranks that it may take."""
@@ -219,6 +223,9 @@ EXACT_OPERATIONS = frozenset(
 )
 """The operations that only move, select or compare: nothing in them is rounded."""
 
+MOVING = EXACT_OPERATIONS - {O.TOPK_V2}
+"""Those of them that keep the sign of a zero. TOPK_V2 may take either of two zeros."""
+
 _GRAPH_TYPES = (
     OperandType.TENSOR_FLOAT32,
     OperandType.TENSOR_FLOAT16,
@@ -268,7 +275,22 @@ CHAIN_TESTS: tuple[GraphTest, ...] = tuple(
 """Four operations of any rank, linked wherever they fit: small extents make shapes meet that are rare in larger graphs, such as the
 one element that a reduction of all axes leaves."""
 
+EDGE_TESTS: tuple[GraphTest, ...] = tuple(
+    GraphTest(f"{name}_{type.name}", criteria, None, None, type, None, count, 6, has_edges=True)
+    for type in (
+        *_GRAPH_TYPES,
+        OperandType.TENSOR_QUANT8_ASYMM,
+        OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    )
+    if type != OperandType.TENSOR_BOOL8
+    for name, criteria, count in (("EDGE", Criteria.EDGE, 1), ("EDGES", Criteria.SMALL_GRAPH, 3))
+    if count == 1 or type not in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+)
+"""One operation, and three, on values at the edges of their types: NaN, infinities, whole ranges of integers, saturation. Of floats
+only one: infinities and NaN of one operation would go to others that leave their results open."""
+
 TESTS: dict[str, GraphTest] = {
-    test.name: test for test in (*SINGLE_OPERATION_TESTS, *LATER_TESTS, *GRAPH_TESTS, *CHAIN_TESTS)
+    test.name: test
+    for test in (*SINGLE_OPERATION_TESTS, *LATER_TESTS, *GRAPH_TESTS, *CHAIN_TESTS, *EDGE_TESTS)
 }
 """All sets by name."""

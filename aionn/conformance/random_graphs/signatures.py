@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aionn.conformance.random_graphs.edges import edges_of_floats, edges_of_integers
 from aionn.conformance.random_graphs.extents import Extent, Extents
 from aionn.hal import OPERAND_TYPE_PROPERTIES, OperandType, OperationType, operand_dtype
 
@@ -61,6 +62,9 @@ _REAL_MAX = 2.0
 """Real values are uniform in [-2, 2]: their mean is 0 and their mean magnitude 1, so that neither sums nor products run away."""
 
 _INTEGER_MAX = 255
+
+_EDGE_SHARE = 0.5
+"""Of the elements of a tensor that has values at the edges of its type."""
 
 Array = npt.NDArray[Any]
 
@@ -166,9 +170,17 @@ class Draft:
     """
 
     def __init__(
-        self, signature: Signature, type: OperandType, rank: int, rng: np.random.Generator, extents: Extents
+        self,
+        signature: Signature,
+        type: OperandType,
+        rank: int,
+        rng: np.random.Generator,
+        extents: Extents,
+        *,
+        has_edges: bool = False,
     ) -> None:
         self.signature = signature
+        self._has_edges = has_edges
         self.type = type
         self.rank = rank
         self.rng = rng
@@ -374,7 +386,12 @@ class Draft:
                 value.channel_scales = tuple(float(scale) for scale in scales)
             if value.role not in (Role.INPUT, Role.CONSTANT):
                 continue
-            made = self._uniform(value) if value.fill is None else np.asarray(value.fill())
+            if value.fill is not None:
+                made = np.asarray(value.fill())
+            else:
+                made = self._uniform(value)
+                if self._has_edges:
+                    made = self._with_edges(value, made)
             value.array = made.astype(operand_dtype(value.type)).reshape(value.shape)
 
     def _uniform(self, value: Value) -> Array:
@@ -399,6 +416,27 @@ class Draft:
             other = value.zero_point + 1 if value.zero_point < high else value.zero_point - 1
             whole[whole == value.zero_point] = other
         return np.asarray(whole)
+
+    def _with_edges(self, value: Value, drawn: Array) -> Array:
+        """Puts values at the edges of the type in some places. Those that are not as it is guaranteed stay as they are."""
+        dtype = operand_dtype(value.type)
+        if dtype == np.bool_ or (value.type == I32 and self.type != I32):
+            return drawn
+        zero = value.zero_point
+        if dtype.kind == "f":
+            edges = edges_of_floats(self.signature.operation, dtype)
+        else:
+            edges = edges_of_integers(np.dtype(dtype.name), zero)
+            if value.type == I32:
+                info = np.iinfo(np.int32)
+                drawn = self.rng.integers(info.min, info.max, value.shape, endpoint=True)
+        placed = self.rng.choice(edges, value.shape)
+        mixed = np.where(self.rng.random(value.shape) < _EDGE_SHARE, placed, drawn)
+        if Guarantee.NON_NEGATIVE in value.guarantee:
+            mixed = np.where(mixed >= zero, mixed, abs(drawn) if value.type == I32 else drawn)
+        if Guarantee.NON_ZERO in value.guarantee:
+            mixed = np.where(mixed == zero, 1 if value.type == I32 else drawn, mixed)
+        return mixed
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,14 @@ from aionn.conformance.random_graphs.graphs import (
 )
 from aionn.conformance.random_graphs.graphs import Failure as GraphFailure
 from aionn.conformance.random_graphs.plain_evaluation import evaluate_plainly
-from aionn.conformance.random_graphs.sets import CHAIN_TESTS, GRAPH_TESTS, SIGNATURES, TESTS, GraphTest
+from aionn.conformance.random_graphs.sets import (
+    CHAIN_TESTS,
+    EDGE_TESTS,
+    GRAPH_TESTS,
+    SIGNATURES,
+    TESTS,
+    GraphTest,
+)
 from aionn.conformance.suite import DeviceUnderTest, Outcome
 from aionn.errors import DeadObject, ErrorStatus, InvalidArgument, error_for_status
 from aionn.hal import Model
@@ -75,7 +82,7 @@ DEATHS_MAX = 20
 PLAN_BYTES_MAX = 1 << 20
 """Size of a file with a plan; one of 40 operations has 3 KB."""
 
-_GRAPHS = (*CHAIN_TESTS, *GRAPH_TESTS)
+_GRAPHS = (*CHAIN_TESTS, *GRAPH_TESTS, *EDGE_TESTS)
 _SINGLE = tuple(test for test in TESTS.values() if test.operation is not None)
 _OPERATION_OF = {signature.name: signature.operation.name for signature in SIGNATURES}
 
@@ -142,8 +149,12 @@ def operations_of(plan: Plan) -> tuple[str, ...]:
 
 
 def graph_name(plan: Plan) -> str:
-    """The names that a driver's list of expected differences is compared with: signatures and types, in execution order."""
-    return "+".join(f"{o.signature}.{o.type.name}" for o in plan.operations)
+    """The names that a driver's list of expected differences is compared with: signatures and types, in execution order.
+
+    One with values at the edges of their types begins with ``edges/``, so that a list can name it alone.
+    """
+    prefix = "edges/" if TESTS[plan.test].has_edges else ""
+    return prefix + "+".join(f"{o.signature}.{o.type.name}" for o in plan.operations)
 
 
 def load_plan(path: Path) -> Plan:

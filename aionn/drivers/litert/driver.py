@@ -28,7 +28,7 @@ from aionn.drivers.kit.engines.device import (
 )
 from aionn.drivers.kit.engines.installed import check_version, is_native_on, version_of
 from aionn.drivers.kit.gate import GateControl
-from aionn.drivers.litert.expectations import EXPECTED_FAILURES, UNSUPPORTED
+from aionn.drivers.litert.expectations import EXPECTED_DIFFERENCES, EXPECTED_FAILURES, UNSUPPORTED
 from aionn.errors import Error, general_failure_of
 from aionn.hal import (
     NO_TIMING,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from aionn.drivers.litert.in_place import InPlaceEngine
     from aionn.drivers.litert.lowering import Lowered
 
-__all__ = ["EXPECTED_FAILURES", "INFO", "UNSUPPORTED", "LitertDevice", "info_for"]
+__all__ = ["EXPECTED_DIFFERENCES", "EXPECTED_FAILURES", "INFO", "UNSUPPORTED", "LitertDevice", "info_for"]
 
 DISTRIBUTION = "ai-edge-litert"
 VERSION_MIN = (2, 0)
@@ -68,7 +68,7 @@ FLOAT_TIME, SIGNED_TIME = 0.22, 0.06
 INFO = DeviceInfo(
     name="litert-cpu",
     type=DeviceType.CPU,
-    version="2",
+    version="3",
     feature_level=FeatureLevel.LEVEL_7,
     capabilities=measured_capabilities(FLOAT_TIME, SIGNED_TIME),
     cache_files=CacheFileCounts(1, 1),

@@ -11,8 +11,12 @@ Source: the public TensorFlow Lite schema.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import mmap
+import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import flatbuffers
 import numpy as np
@@ -37,6 +41,12 @@ NO_TENSOR = -1
 
 FILE_BYTES_MAX = 2**31 - 2**20
 """Offsets in a file are 32 bits, signed."""
+
+_DIGEST_BYTES = 32
+"""Length of the digest by which equal constants are known; two different ones with the same digest cannot be made."""
+
+_STRUCTURE_BYTES = 65536
+"""Memory for the tables of a model of some hundred operators; more is allocated by the builder."""
 
 _TYPES = {
     "float32": schema.TensorType.FLOAT32,
@@ -75,13 +85,55 @@ class _Buffer(schema.BufferT):  # type: ignore[misc]
             size = len(self.data)
             builder.StartVector(1, size, 16)
             builder.head -= size
-            builder.Bytes[builder.head : builder.head + size] = bytes(self.data)
+            # numpy copies without the interpreter's lock.
+            np.frombuffer(builder.Bytes, np.uint8)[builder.head : builder.head + size] = self.data
             vector = builder.EndVector()
         schema.BufferStart(builder)
         if vector is not None:
             schema.BufferAddData(builder, vector)
         place: int = schema.BufferEnd(builder)
         return place
+
+
+class _Scratch:
+    """Memory in which a file is written from its end to its beginning.
+
+    It is a file in memory, from which the system reads a finished model while other threads run: a copy of hundreds of megabytes
+    by Python would hold the interpreter's lock for some tenths of a second.
+
+    Attributes:
+        mapped: The memory.
+
+    Raises:
+        MemoryError: There is no memory, or no descriptor, left.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        try:
+            self._fd = os.memfd_create("aionn-litert", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(self._fd, size_bytes)
+                self.mapped = mmap.mmap(self._fd, size_bytes)
+            except BaseException:
+                os.close(self._fd)
+                raise
+        except OSError as e:
+            raise MemoryError(f"a model of {size_bytes} bytes: {e.strerror}") from e
+
+    def read_from(self, start: int) -> bytes:
+        """The content from a place on."""
+        data = os.pread(self._fd, len(self.mapped) - start, start)
+        assert len(data) == len(self.mapped) - start, "a file in memory is read in one piece"
+        return data
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+        # A table that was being written when an error was raised may still refer to the memory.
+        with contextlib.suppress(BufferError):
+            self.mapped.close()
 
 
 class FileParts:
@@ -107,9 +159,11 @@ class FileParts:
         """Names of the operators in the order of their codes."""
         return tuple(self._codes)
 
-    def buffer(self, data: bytes) -> int:
+    def buffer(self, data: npt.NDArray[np.uint8]) -> int:
         """Stores a constant, once."""
-        place = self._places.get(data)
+        # Other threads run while hashlib computes a digest, but not while Python computes the hash of bytes.
+        digest = hashlib.blake2b(data.data, digest_size=_DIGEST_BYTES).digest()
+        place = self._places.get(digest)
         if place is None:
             self.size_bytes += len(data)
             if self.size_bytes > FILE_BYTES_MAX:
@@ -117,7 +171,7 @@ class FileParts:
             buffer = _Buffer()
             buffer.data = data
             self.buffers.append(buffer)
-            place = self._places[data] = len(self.buffers) - 1
+            place = self._places[digest] = len(self.buffers) - 1
         return place
 
     def code(self, name: str) -> int:
@@ -169,7 +223,7 @@ class SubgraphFile:
             q.zeroPoint = np.full(len(quantization.scales), quantization.zero_point, dtype=np.int64)
             q.quantizedDimension = quantization.axis
         if value is not None:
-            tensor.buffer = self.parts.buffer(np.ascontiguousarray(value).tobytes())
+            tensor.buffer = self.parts.buffer(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
         self.tensors.append(tensor)
         self.shapes.append(tuple(int(extent) for extent in shape))
         return len(self.tensors) - 1
@@ -236,9 +290,14 @@ class FileWriter:
             subgraph.inputs = np.asarray(source.inputs, dtype=np.int32)
             subgraph.outputs = np.asarray(source.outputs, dtype=np.int32)
             model.subgraphs.append(subgraph)
-        builder = flatbuffers.Builder(self.parts.size_bytes + 65536)
-        builder.Finish(model.Pack(builder), b"TFL3")
-        return bytes(builder.Output())
+        with _Scratch(self.parts.size_bytes + _STRUCTURE_BYTES) as scratch:
+            builder = flatbuffers.Builder(0)
+            builder.Bytes, builder.head = scratch.mapped, len(scratch.mapped)
+            builder.Finish(model.Pack(builder), b"TFL3")
+            if builder.Bytes is scratch.mapped:
+                return scratch.read_from(builder.Head())
+            # More structure than was expected: the builder has moved everything to larger memory of its own.
+            return bytes(builder.Output())
 
 
 _VERSIONS = {"BROADCAST_TO": 2}

@@ -58,6 +58,9 @@ _SHAPED = frozenset(
 )
 """Operators whose results' shapes depend on the values of int32 inputs; where these are computed, LiteRT moves its memory about."""
 
+SCALE_RATIO_MAX = 256
+"""XNNPACK's limit of the factor by which it multiplies sums of stored numbers; see ``Graph.check_ratio``."""
+
 NHWC_TO_NCHW = (0, 3, 1, 2)
 NCHW_TO_NHWC = (0, 2, 3, 1)
 
@@ -313,6 +316,17 @@ class Graph:
         """Demands that all quantised values have one scale and zero point."""
         if len({v.quantization for v in values if v.quantization is not None}) > 1:
             raise Unsupported("values of different scales or zero points")
+
+    def check_ratio(self, scale: float, output: Value) -> None:
+        """Rejects sums whose terms have a scale that is too large beside the result's.
+
+        XNNPACK refuses such layers when a model is prepared, and gives wrong results for such an ADD.
+
+        Raises:
+            Unsupported: The scale is ``SCALE_RATIO_MAX`` times the output's, or larger.
+        """
+        if output.is_quantized and np.float32(scale) >= SCALE_RATIO_MAX * np.float32(output.scale):
+            raise Unsupported(f"terms of scale {scale:g} in a result of scale {output.scale:g}")
 
     def requantized(self, value: Value, like: Value) -> Value:
         """The value with another's type and quantisation."""

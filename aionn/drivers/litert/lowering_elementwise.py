@@ -41,6 +41,8 @@ def arithmetic(name: str, options: str) -> Rule:
             # LiteRT's DIV truncates, the HAL's rounds down.
             g.emit("FLOOR_DIV", [a, b], g.output(op))
             return
+        if name in ("ADD", "SUB") and a.is_quantized:
+            g.check_ratio(max(a.scale, b.scale), g.output(op))
         g.emit(name, [a, b], g.output(op), options, fusedActivationFunction=activation)
 
     return rule

@@ -97,6 +97,8 @@ def weighted(
     if dtype is None:
         write(data, filter_, output)
         return
+    assert filter_.quantization is not None
+    g.check_ratio(data.scale * max(filter_.quantization.scales), output)
     data, filter_ = g.moved(data, dtype), g.moved(filter_, dtype)
     g.moved_output(output, dtype, lambda target: write(data, filter_, target))
 

@@ -2,8 +2,8 @@
 
 Owns those over 8-bit values: the mean with another scale (a depthwise convolution with a constant filter), the fully connected
 layer with scales per channel (one layer for each unit side by side, or a 1 x 1 convolution), and changes of 8-bit type (DEQUANTIZE,
-QUANTIZE) or of scale (a depthwise convolution with the filter [1]); and formulas over floats (``FORMULAS``), which stand for COS,
-GELU and others. With them an imported file comes back as it was, and LiteRT gives it its own bytes.
+QUANTIZE) or of scale, by QUANTIZE or RELU (a depthwise convolution with the filter [1]); and formulas over floats (``FORMULAS``),
+which stand for COS, GELU and others. With them an imported file comes back as it was, and LiteRT gives it its own bytes.
 
 Invariants:
 1. Values between the composition's operations are read by nothing else and are not outputs.
@@ -24,7 +24,17 @@ import numpy as np
 from aionn.drivers.litert.flatbuffer_writer import Array, Quantization
 from aionn.drivers.litert.graph import Graph
 from aionn.drivers.litert.lowering_elementwise import reduce_axes
-from aionn.hal import Model, Operand, OperandType, Operation, OperationType, Padding, Subgraph, constant_array
+from aionn.hal import (
+    FusedActivation,
+    Model,
+    Operand,
+    OperandType,
+    Operation,
+    OperationType,
+    Padding,
+    Subgraph,
+    constant_array,
+)
 from aionn.models.tflite.rounding import mean_filter
 
 __all__ = ["Pattern", "find_patterns"]
@@ -110,6 +120,15 @@ FORMULAS = (
 )
 
 _FORMULA_ENDS = frozenset(formula.term.type for formula in FORMULAS)
+
+
+_RESCALED: dict[FusedActivation, tuple[str, str | None]] = {
+    FusedActivation.NONE: ("QUANTIZE", "QuantizeOptions"),
+    FusedActivation.RELU: ("RELU", None),
+    FusedActivation.RELU1: ("RELU_N1_TO_1", None),
+    FusedActivation.RELU6: ("RELU6", None),
+}
+"""The operator that a change of scale with an activation stands for, and the table of its options."""
 
 
 class Pattern(NamedTuple):
@@ -258,9 +277,9 @@ class _Finder:
         return self.operation(middle.first).inputs[0], self.operation(middle.last).outputs[0]
 
     def _plain_depthwise(self, middle: Middle) -> tuple[Operand, int, int] | None:
-        """Filter operand, its only value and the only bias of a depthwise convolution as large as its pixels."""
+        """Filter operand, its only value and the only bias of a depthwise convolution of one multiplier and stride."""
         work = self.operation(middle.work)
-        if self.scalars(work, 3) != [Padding.VALID, 1, 1, 1, 0]:
+        if (self.scalars(work, 3) or [])[:-1] != [Padding.VALID, 1, 1, 1]:
             return None
         pixels, filter_, bias = (self.operand(i) for i in work.inputs[:3])
         if (
@@ -269,12 +288,20 @@ class _Finder:
             or filter_.zero_point
         ):
             return None
-        if filter_.dimensions[1:] != pixels.dimensions[1:]:
+        if filter_.dimensions[3:] != pixels.dimensions[3:]:
             return None
         weights, biases = constant_array(self.model, filter_), constant_array(self.model, bias)
         if (weights != weights.flat[0]).any() or (biases != biases.flat[0]).any():
             return None
         return filter_, int(weights.flat[0]), int(biases.flat[0])
+
+    def pixels(self, middle: Middle) -> Operand:
+        """The data of a convolution."""
+        return self.operand(self.operation(middle.work).inputs[0])
+
+    def activation(self, middle: Middle) -> FusedActivation:
+        """The activation of a convolution without further arguments."""
+        return FusedActivation((self.scalars(self.operation(middle.work), 3) or [0])[-1])
 
     def mean(self, middle: Middle) -> Callable[[Graph], None] | None:
         """MEAN with another scale."""
@@ -284,6 +311,8 @@ class _Finder:
         if plain is None or a.type not in _EIGHT_BITS or a.type != b.type:
             return None
         filter_, weight, bias = plain
+        if filter_.dimensions[1:] != self.pixels(middle).dimensions[1:] or self.activation(middle):
+            return None
         count, depth = filter_.dimensions[1], filter_.dimensions[3]
         rule = mean_filter(a, b, count)
         if (rule.weight, np.float32(rule.scale), rule.bias) != (weight, np.float32(filter_.scale), bias):
@@ -299,7 +328,7 @@ class _Finder:
         return write
 
     def rescale(self, middle: Middle) -> Callable[[Graph], None] | None:
-        """QUANTIZE from one scale to another."""
+        """QUANTIZE from one scale to another, or RELU and the like whose result has another scale."""
         plain = self._plain_depthwise(middle)
         source, target = self._ends(middle)
         if plain is None or self.operand(source).dimensions != self.operand(target).dimensions:
@@ -307,7 +336,8 @@ class _Finder:
         filter_, weight, bias = plain
         if (filter_.dimensions, weight, filter_.scale, bias) != ((1, 1, 1, 1), 1, 1.0, 0):
             return None
-        return lambda g: g.emit("QUANTIZE", [g.value(source)], g.value(target), "QuantizeOptions")
+        name, options = _RESCALED[self.activation(middle)]
+        return lambda g: g.emit(name, [g.value(source)], g.value(target), options)
 
     def shift(self, middle: Middle) -> Callable[[Graph], None] | None:
         """QUANTIZE between the 8-bit types with one scale."""
@@ -372,6 +402,7 @@ class _Finder:
         data_scale = np.float32(self.operand(source).scale)
 
         def write(g: Graph) -> None:
+            g.check_ratio(float(data_scale) * max(scales), g.value(target))
             bias_scales = data_scale * np.asarray(scales, dtype=np.float32)
             inputs = [
                 g.value(source),

@@ -11,4 +11,8 @@ __all__ = ["EXPECTED_DIFFERENCES", "EXPECTED_FAILURES", "UNSUPPORTED"]
 
 EXPECTED_FAILURES: dict[str, str] = {}
 
-EXPECTED_DIFFERENCES: dict[str, str] = {}
+EXPECTED_DIFFERENCES: dict[str, str] = {
+    "edges/DIV_*": "OpenVINO's activations make a NaN one of their bounds",
+    "edges/QUANTIZE_*": "OpenVINO may take any value for a NaN",
+    "edges/TOPK_V2_*": "OpenVINO may count a NaN as smaller than numbers",
+}

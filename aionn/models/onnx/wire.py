@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aionn.errors import InvalidModel
+from aionn.platform.joining import joined
 
 __all__ = ["PART_BYTES_MIN", "Budget", "Field", "Message", "MessageWriter"]
 
@@ -348,4 +349,4 @@ class MessageWriter:
 
     def encoded(self) -> bytes:
         """The message so far."""
-        return b"".join((*self._parts, self._end))
+        return joined((*self._parts, self._end))

@@ -184,7 +184,12 @@ _TABLE: tuple[Conversion, ...] = (
         "MEAN; RESHAPE, DEPTHWISE_CONV_2D, RESHAPE with another scale in the result",
     ),
     Conversion(41, "SUB", ew.arithmetic(OperationType.SUB, "SubOptions"), "SUB"),
-    Conversion(42, "DIV", ew.arithmetic(OperationType.DIV, "DivOptions"), "DIV"),
+    Conversion(
+        42,
+        "DIV",
+        ew.arithmetic(OperationType.DIV, "DivOptions"),
+        "DIV; of integers MUL, SUB, LESS, NOT_EQUAL, LOGICAL_AND, ADD, SELECT after it to round towards 0",
+    ),
     Conversion(43, "SQUEEZE", shapes.reshape, "RESHAPE; nothing where the shape stays"),
     Conversion(
         44,

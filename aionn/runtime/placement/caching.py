@@ -4,7 +4,8 @@ Owns tokens, file names, and the files' life; the driver (``aionn.drivers.kit.ca
 is unchanged.
 
 Invariants:
-1. Equal tokens mean equal work: the caller's token, the step, the device with its version, preference and priority all take part.
+1. Equal tokens mean equal work: the caller's token, the step, the device with its version, preference, priority and aionn's version
+   all take part.
 2. Nothing that is wrong with a directory or a file fails a compilation: then it is made anew, and not kept, with one warning; where
    a driver cannot write its files, with one for each step.
 3. A file is in its place only when it is whole: it is written beside it and renamed. Links are not followed.
@@ -22,6 +23,7 @@ import os
 import secrets
 import stat
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -133,15 +135,24 @@ async def open_cache(
             raise InvalidArgument("cache_token: expected a cache_dir beside it")
         return None
     path = Path(directory)
-    if token is None:
+    source = None
+    if token is not None:
+        identity = token
+    else:
         with real_work("reading a model"):
-            token = await anyio.to_thread.run_sync(_digest, model)
-    if described:
-        token = hashlib.sha256(token + described).digest()
-    return StepCache(path, token)
+            identity, source = await anyio.to_thread.run_sync(_digest, model)
+    # An importer and a lowering may change with each version. The package is imported before its modules, which may not import it.
+    version = hashlib.sha256(str(sys.modules["aionn"].__version__).encode()).digest()
+    return StepCache(path, hashlib.sha256(identity + version + described).digest(), source)
 
 
-def _digest(model: Model | str | os.PathLike[str]) -> bytes:
+def _state_of(status: os.stat_result) -> tuple[int, ...]:
+    """Numbers of a file that change with its content."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _digest(model: Model | str | os.PathLike[str]) -> tuple[bytes, tuple[int, ...] | None]:
+    """The digest of a model, and the state of its file before that was read."""
     digest = hashlib.sha256()
     if isinstance(model, Model):
         # Structs of numbers and tuples: their text contains all of them, in the order of their fields.
@@ -154,10 +165,11 @@ def _digest(model: Model | str | os.PathLike[str]) -> bytes:
     else:
         with open_regular(model, "model") as file:
             try:
-                return hashlib.file_digest(file, "sha256").digest()
+                state = _state_of(os.fstat(file.fileno()))
+                return hashlib.file_digest(file, "sha256").digest(), state
             except OSError as e:
                 raise InvalidArgument(f"model {os.fsdecode(model)}: cannot be read: {e.strerror}") from e
-    return digest.digest()
+    return digest.digest(), None
 
 
 class StepCache:
@@ -168,11 +180,30 @@ class StepCache:
         used: Whether every step so far came from it; None before the first.
     """
 
-    def __init__(self, directory: Path, token: bytes) -> None:
+    def __init__(self, directory: Path, token: bytes, source: tuple[int, ...] | None = None) -> None:
         self.directory = directory
         self.used: bool | None = None
         self._token = token
+        self._source = source
         self._is_reported = False
+
+    async def is_for(self, model: object) -> bool:
+        """Whether the token stands for a model that has been imported since.
+
+        A file that another process has replaced in between is another model, which must neither come from here nor be kept here.
+        """
+        source = self._source
+        if source is None or not isinstance(model, str | os.PathLike):
+            return True
+
+        def read() -> bool:
+            try:
+                return _state_of(os.stat(model)) == source
+            except OSError:
+                return False
+
+        with real_work("reading a model"):
+            return await anyio.to_thread.run_sync(read)
 
     def _report(self, error: OSError) -> None:
         """Warns that nothing is kept: once for a compilation, of which each step has files of its own."""

@@ -122,7 +122,10 @@ class Compiler:
             if self._fallback_device is None:
                 plan = await restore_plan(model, self._candidates, options)
             if plan is None:
-                self.loaded = await load_model(model) if self.loaded is None else self.loaded
+                if self.loaded is None:
+                    self.loaded = await load_model(model)
+                    if cache is not None and not await cache.is_for(model):
+                        cache, options = None, options._replace(cache=None)
                 plan = await self._make(self.loaded, options)
         self.loaded = None
         return Planned(plan, cache is not None and cache.used is True, recoverer)

@@ -102,3 +102,30 @@ def test_a_tenth_of_booleans_may_differ() -> None:
     assert judge(0, BOOL8, expected, got, Criteria.STRICT) is None
     got[2] = True
     assert judge(0, BOOL8, expected, got, Criteria.STRICT) is not None
+
+
+def test_exact_judgement_demands_equal_integers_and_booleans() -> None:
+    large = np.array([2**31 - 1, 5], np.int32)
+    assert judge(0, I32, large, large - 1, Criteria.EDGE) is None
+    difference = judge(0, I32, large, large - 1, Criteria.EDGE, is_exact=True)
+    assert difference is not None
+    assert "exactly" in difference.expected and difference.index == (0,)
+    assert judge(0, I32, large, large, Criteria.EDGE, is_exact=True) is None
+    truths = np.array([True, False] * 10)
+    assert judge(0, BOOL8, truths, np.array([False, False] * 10), Criteria.EDGE, is_exact=True) is not None
+
+
+def test_exact_judgement_demands_nan_in_its_places_and_the_sign_of_zero_where_asked() -> None:
+    expected = floats(np.nan, -0.0)
+    assert judge(0, F32, expected, floats(3.0, -0.0), Criteria.EDGE, is_exact=True) is not None
+    assert judge(0, F32, expected, floats(np.nan, 0.0), Criteria.EDGE, is_exact=True) is None
+    signed = judge(0, F32, expected, floats(np.nan, 0.0), Criteria.EDGE, is_exact=True, is_zero_signed=True)
+    assert signed is not None
+    assert signed.index == (1,)
+
+
+def test_exact_judgement_leaves_steps_of_quantised_values_to_the_criteria() -> None:
+    stored = np.array([0, 255], np.uint8)
+    near = np.array([2, 253], np.uint8)
+    assert judge(0, Q8, stored, near, Criteria.EDGE, is_exact=True) is None
+    assert judge(0, Q8, stored, near + 1, Criteria.EDGE, is_exact=True) is not None

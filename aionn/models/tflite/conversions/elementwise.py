@@ -67,7 +67,11 @@ def arithmetic(kind: OperationType, table: str | None) -> Convert:
         output = g.output(op)
 
         def emit(target: int, activation: int) -> None:
-            g.emit(kind, [a, b, g.int32(activation)], [target])
+            is_whole = kind == OperationType.DIV and g.type_of(a) == OperandType.TENSOR_INT32
+            if is_whole and activation == FusedActivation.NONE:
+                _truncated_quotient(g, a, b, target)
+            else:
+                g.emit(kind, [a, b, g.int32(activation)], [target])
 
         if table is None:
             emit(output, FusedActivation.NONE)
@@ -81,6 +85,23 @@ def _binary(g: SubgraphWriter, kind: OperationType, a: int, b: int, output: int)
     """Writes ADD, SUB, MUL or DIV without an activation."""
     g.emit(kind, [a, b, g.int32(FusedActivation.NONE)], [output])
     return output
+
+
+def _truncated_quotient(g: SubgraphWriter, a: int, b: int, output: int) -> None:
+    """A quotient of integers rounded towards 0: the HAL's, which is rounded down, plus 1 where it is negative and not exact."""
+    floor = _binary(g, OperationType.DIV, a, b, g.like(output))
+    rest = _binary(
+        g, OperationType.SUB, a, _binary(g, OperationType.MUL, floor, b, g.like(output)), g.like(output)
+    )
+    zero = _number(g, output, 0)
+    is_below, is_rounded, both = (
+        g.temporary(OperandType.TENSOR_BOOL8, g.dimensions(output)) for _ in range(3)
+    )
+    g.emit(OperationType.LESS, [floor, zero], [is_below])
+    g.emit(OperationType.NOT_EQUAL, [rest, zero], [is_rounded])
+    g.emit(OperationType.LOGICAL_AND, [is_below, is_rounded], [both])
+    above = _binary(g, OperationType.ADD, floor, _number(g, output, 1), g.like(output))
+    g.emit(OperationType.SELECT, [both, above, floor], [output])
 
 
 def _number(g: SubgraphWriter, like: int, value: float) -> int:

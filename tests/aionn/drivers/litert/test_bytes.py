@@ -119,7 +119,8 @@ def _unary() -> dict[str, Case]:
     fixed = {"TANH": (1 / 128, 0), "LOGISTIC": (1 / 256, -128), "SOFTMAX": (1 / 256, -128)}
     for dtype in OFFSET:
         for name in ("RELU", "RELU6", "RELU_N1_TO_1", "LEAKY_RELU", "HARD_SWISH", *fixed):
-            for scale, zero_point in {fixed.get(name, (0.05, 3)), fixed.get(name, (0.03, -9))}:
+            # To 0.1 every second number is a half, which decides how it is rounded.
+            for scale, zero_point in {fixed.get(name, other) for other in ((0.05, 3), (0.03, -9), (0.1, -9))}:
                 options, values = names[name]
                 pair = (stored(dtype),), (stored(dtype, scale, zero_point),)
                 cases[f"{name} {dtype} to {scale:.3}"] = Case(name, *pair, options, values)
@@ -147,7 +148,11 @@ def _binary() -> dict[str, Case]:
     ):
         cases[name] = Case(name, (real(), real()), (real(),), options)
     whole = Argument("int32", SHAPE)
-    for name, options in (("FLOOR_DIV", "FloorDivOptions"), ("FLOOR_MOD", "FloorModOptions")):
+    for name, options in (
+        ("DIV", "DivOptions"),
+        ("FLOOR_DIV", "FloorDivOptions"),
+        ("FLOOR_MOD", "FloorModOptions"),
+    ):
         cases[f"{name} int32"] = Case(name, (whole, whole), (whole,), options)
     for name in ("EQUAL", "LESS", "GREATER_EQUAL"):
         truth = (Argument("bool", SHAPE),)
@@ -228,9 +233,10 @@ def _layers() -> dict[str, Case]:
     for dtype in OFFSET:
         cases[f"DEQUANTIZE {dtype}"] = Case("DEQUANTIZE", (stored(dtype),), (real(),), "DequantizeOptions")
         cases[f"QUANTIZE {dtype}"] = Case("QUANTIZE", (real(),), (stored(dtype),), "QuantizeOptions")
-        cases[f"QUANTIZE {dtype} again"] = Case(
-            "QUANTIZE", (stored(dtype),), (stored(dtype, 0.03, -9),), "QuantizeOptions"
-        )
+        for scale in (0.03, 0.1):
+            cases[f"QUANTIZE {dtype} to {scale}"] = Case(
+                "QUANTIZE", (stored(dtype),), (stored(dtype, scale, -9),), "QuantizeOptions"
+            )
     return cases
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from aionn.models.builder import GraphBuilder, Value
 pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installed", exc_type=ImportError)
 
 from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.litert import flatbuffer_writer
 from aionn.drivers.litert.engine import Engine
 from aionn.drivers.litert.lowering import lower
 
@@ -272,3 +275,57 @@ def test_loop_that_is_sure_to_end_is_run() -> None:
 def test_loop_that_may_go_on_for_ever_is_unsupported(step: int, bound_changes: bool) -> None:
     with pytest.raises(Unsupported, match="WHILE: a loop that is not sure to end"):
         lower(counting_loop(step, bound_changes=bound_changes))
+
+
+def sum_of(kind: OperationType, scale: float) -> Model:
+    """A sum or layer whose terms have scale 0.125 and whose result has another."""
+    g = GraphBuilder()
+    y = g.variable(SIGNED, (1, 64), scale=scale, zero_point=0)
+    if kind == OperationType.FULLY_CONNECTED:
+        x = g.input(SIGNED, (1, 64), scale=0.25, zero_point=3)
+        weights = g.constant(drawn((64, 64), "int8", seed=1), SIGNED, scale=0.5)
+        bias = g.constant(np.zeros(64, np.int32), OperandType.TENSOR_INT32, scale=0.125)
+        inputs = [x, weights, bias, g.constant(0)]
+    else:
+        half = g.input(SIGNED, (1, 64), scale=0.125, zero_point=-5)
+        inputs = [half, half, g.constant(0)]
+    g.operation(kind, inputs, [y])
+    return g.build([y])
+
+
+@pytest.mark.parametrize("kind", [OperationType.ADD, OperationType.SUB, OperationType.FULLY_CONNECTED])
+def test_terms_whose_scale_is_256_times_the_result_s_are_not_for_xnnpack(kind: OperationType) -> None:
+    with pytest.raises(Unsupported, match=r"terms of scale 0\.125"):
+        lower(sum_of(kind, 0.125 / 256))
+    lower(sum_of(kind, 0.125 / 255))
+
+
+def test_sum_of_terms_whose_scale_is_255_times_the_result_s_saturates_to_the_right_side() -> None:
+    model = sum_of(OperationType.ADD, 0.125 / 255)
+    compare(model, [np.arange(-37, 27, dtype=np.int8).reshape(1, 64)])
+
+
+@pytest.mark.parametrize("room", [16, 700, 1 << 20])
+def test_file_is_the_same_however_much_memory_its_tables_were_given(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = GraphBuilder()
+    x = g.input(FLOAT, (3, 5))
+    value = x
+    for seed in range(40):
+        value = g.result(OperationType.MUL, [value, g.constant(drawn((3, 5), seed=seed)), 0], x)
+    model = g.build([value])
+    usual = lower(model).file
+    monkeypatch.setattr(flatbuffer_writer, "_STRUCTURE_BYTES", room)
+    assert lower(model).file == usual
+
+
+def test_file_without_memory_or_descriptors_for_it_is_an_error_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    with pytest.raises(MemoryError, match="too many open files"):
+        lower(sum_of(OperationType.ADD, 1.0))

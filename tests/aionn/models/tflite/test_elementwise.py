@@ -109,6 +109,13 @@ def _(t):
     return t.one([t.f32(4, 3), t.f32(3)], [t.f32(4, 3)], 99)
 
 
+@case("DIV int32")
+def _(t):
+    return t.one(
+        [t.T("int32", (50,)), t.T("int32", value=np.int32([-3]))], [t.T("int32", (50,))], 42, "DivOptions"
+    )
+
+
 @case("FLOOR_DIV int32")
 def _(t):
     return t.one([t.T("int32", (50,)), t.T("int32", value=np.int32([-3]))], [t.T("int32", (50,))], 90)

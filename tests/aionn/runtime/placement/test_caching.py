@@ -25,6 +25,7 @@ import aionn
 from aionn.drivers.kit import caching as kit_caching
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import CacheFileCounts, ExecutionPreference, Model, OperationType, Priority
+from aionn.runtime.placement import compiling
 from aionn.runtime.placement.caching import _Writing, derive_token, file_names
 from aionn.testing.models import chain
 from tests.support.split import PickyDevice, SplitDevice
@@ -205,6 +206,39 @@ async def test_new_version_of_a_driver_is_another_device(cache: Path) -> None:
         device.info = msgspec.structs.replace(device.info, version=version)
         async with aionn.open(devices=[device]) as runtime:
             assert (await runtime.compile(model, cache_dir=cache)).from_cache == is_known
+
+
+async def test_new_version_of_aionn_makes_everything_anew(
+    runtime: aionn.Runtime, digits: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await runtime.compile(digits, cache_dir=cache)
+    await runtime.compile(digits, cache_dir=cache, cache_token=TOKEN)
+    monkeypatch.setattr(aionn, "__version__", "0.0.0.dev0")
+    assert not (await runtime.compile(digits, cache_dir=cache)).from_cache
+    assert not (await runtime.compile(digits, cache_dir=cache, cache_token=TOKEN)).from_cache
+
+
+async def test_file_replaced_before_it_is_imported_is_not_kept_as_the_one_before(
+    runtime: aionn.Runtime, digits: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "model.tflite", digits.with_name("shapes_float.tflite")
+    shutil.copy(digits, path)
+    before = await runtime.compile(path)
+    load_model = compiling.load_model
+
+    async def replaced(model: Any, *options: Any) -> Any:
+        shutil.copy(other, tmp_path / "new")
+        os.replace(tmp_path / "new", path)
+        return await load_model(model, *options)
+
+    monkeypatch.setattr(compiling, "load_model", replaced)
+    meanwhile = await runtime.compile(path, cache_dir=cache)
+    assert meanwhile.inputs != before.inputs and not meanwhile.from_cache
+    monkeypatch.undo()
+    shutil.copy(digits, path)
+    again = await runtime.compile(path, cache_dir=cache)
+    assert not again.from_cache
+    assert again.inputs == before.inputs
 
 
 async def test_device_that_keeps_nothing_gets_no_files(cache: Path) -> None:
