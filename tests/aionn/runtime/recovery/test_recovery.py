@@ -56,7 +56,9 @@ async def first(values: list[float], pause: Callable[[float], Any] | None = None
 
 
 @pytest.mark.parametrize("recover", [False, True])
-async def test_closing_a_burst_under_an_execution_is_not_a_death(runtime: aionn.Runtime, recover: bool) -> None:
+async def test_closing_a_burst_under_an_execution_is_not_a_death(
+    runtime: aionn.Runtime, recover: bool
+) -> None:
     net = await runtime.compile(doubled_model(), recover=recover)
     ends = set()
     with anyio.fail_after(LIMIT_S):
