@@ -93,6 +93,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/fleet/",
         "aionn/hal/launch.py",
         "aionn/media/live/",
+        "aionn/media/joining.py",
         "aionn/media/source.py",
         "aionn/platform/loops.py",
         "aionn/runtime/background.py",

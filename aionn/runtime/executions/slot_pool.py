@@ -282,7 +282,7 @@ class SlotPool:
         """As ``leave``, from any thread.
 
         Args:
-            buffer: What was used.
+            buffer: The buffer that its user leaves.
             is_collected: Whether the garbage collector calls, which interrupts anything: it is left in the loop's next turn.
         """
         leave = functools.partial(self.leave, buffer)
