@@ -46,8 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.hal": {"aionn.errors", "fences", "fmq"},
     "aionn.ops": {"aionn.hal", "aionn.errors"},
     "aionn.models": {"aionn.ops", "aionn.hal", "aionn.errors", "aionn.platform"},
-    "aionn.validation": {"aionn.ops", "aionn.hal", "aionn.errors"},
-    "aionn.interpreter": {"aionn.ops", "aionn.hal", "aionn.errors"},
+    **dict.fromkeys(("aionn.validation", "aionn.interpreter"), {"aionn.ops", "aionn.hal", "aionn.errors"}),
     "aionn.burst": LOWEST | {"aionn.validation", "fmq"},
     # Each driver is a unit of its own, see unit_of; the kit is what they are made from.
     "aionn.drivers": set(),
