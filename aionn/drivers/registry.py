@@ -30,6 +30,7 @@ __all__ = [
     "DriverFactory",
     "ExtensionPolicy",
     "built_in_info",
+    "devices_on_request",
     "driver_names",
     "load_factory",
     "made_by",
@@ -108,7 +109,9 @@ ORT_PROVIDERS_VARIABLE = "AIONN_ORT_PROVIDERS"
 """Environment variable with further drivers on ONNX Runtime: NAME=PROVIDER, with commas between them; options of a provider follow
 as :OPTION=VALUE."""
 
-ON_REQUEST = ("openvino-cpu", "simulated")
+SIMULATED = "simulated"
+
+ON_REQUEST = ("openvino-cpu", SIMULATED)
 """Drivers that are used when they are named, and never because they are there. A simulated device is named after its profile.
 Random graphs and ONNX's node tests still find operations that OpenVINO computes wrongly."""
 
@@ -138,6 +141,11 @@ def driver_names() -> tuple[str, ...]:
 def names_on_request() -> tuple[str, ...]:
     """The drivers that are used where they are named alone."""
     return (*ON_REQUEST, *_openvino_names())
+
+
+def devices_on_request() -> tuple[str, ...]:
+    """Those of them whose device is part of this machine: simulated ones are not."""
+    return tuple(name for name in names_on_request() if name != SIMULATED)
 
 
 def _configured_names() -> list[str]:
