@@ -13,6 +13,7 @@ import importlib
 import os
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -111,9 +112,12 @@ as :OPTION=VALUE."""
 
 SIMULATED = "simulated"
 
-ON_REQUEST = ("openvino-cpu", SIMULATED)
-"""Drivers that are used when they are named, and never because they are there. A simulated device is named after its profile.
-Random graphs and ONNX's node tests still find operations that OpenVINO computes wrongly."""
+ON_REQUEST = (SIMULATED,)
+"""Drivers that are used when they are named, and never because they are there. A simulated device is named after its profile."""
+
+SUPERSEDED = {"openvino-cpu": "onnxruntime"}
+"""Drivers that are used only when they are named where a module is installed. ``ort-cpu`` supports the same models, but for what
+OpenVINO computes wrongly, and states shorter times: it would be chosen, and a process of the other one started for nothing."""
 
 EXTENSIONS_ONLY = ("onnx-reference",)
 """Drivers that support no operation of the HAL."""
@@ -134,18 +138,23 @@ def _entry_points() -> EntryPoints:
 def driver_names() -> tuple[str, ...]:
     """The drivers that are used where none is named: those of others first, the reference driver last."""
     others = {entry.name for entry in _entry_points() if _family(entry.name) is None} - BUILT_IN.keys()
-    own = (name for name in BUILT_IN if name != "reference" and name not in ON_REQUEST)
+    own = (name for name in BUILT_IN if name != "reference" and not _is_on_request(name))
     return (*sorted(others), *own, *_configured_names(), "reference")
 
 
 def names_on_request() -> tuple[str, ...]:
     """The drivers that are used where they are named alone."""
-    return (*ON_REQUEST, *_openvino_names())
+    return (*(name for name in BUILT_IN if _is_on_request(name)), *_openvino_names())
 
 
 def devices_on_request() -> tuple[str, ...]:
     """Those of them whose device is part of this machine: simulated ones are not."""
     return tuple(name for name in names_on_request() if name != SIMULATED)
+
+
+def _is_on_request(name: str) -> bool:
+    """Whether one of our own drivers is used only where it is named."""
+    return name in ON_REQUEST or (name in SUPERSEDED and find_spec(SUPERSEDED[name]) is not None)
 
 
 def _configured_names() -> list[str]:

@@ -42,8 +42,8 @@ def devices(
     fleet: Annotated[list[str] | None, Parameter(negative=())] = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """List the devices with type, version, feature level and status, those that are used only where they are named, and the drivers that
-    cannot be used, with the reason.
+    """List the devices with type, version, feature level and status, those that are used only where they are named, and the
+    drivers that cannot be used, with the reason.
 
     Args:
         sources: List the cameras and microphones of this machine instead, with the names that survive a reconnection.
@@ -171,7 +171,7 @@ async def _devices(fleet: list[str] | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Within it a runtime warns of no device that is unavailable: the reason is printed with those of the others."""
+    """Within it a runtime does not warn of unavailable devices: the command prints all reasons."""
     logger, handler = logging.getLogger("aionn.manager"), logging.NullHandler()
     logger.addHandler(handler)
     try:

@@ -82,6 +82,7 @@ def test_device_that_is_used_only_where_it_is_named_and_lacks_its_package_is_lis
     aionn_here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "version_of", lambda distribution: None)
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
     monkeypatch.setattr(registry, "driver_names", lambda: ("reference",))
     finished = aionn_here("devices")
     assert (finished.returncode, finished.stderr) == (0, "")

@@ -88,8 +88,11 @@ def test_command_lists_the_devices_that_are_used_only_where_they_are_named(
 ) -> None:
     folder = tmp_path / "class" / "accel" / "accel0" / "device"
     folder.mkdir(parents=True)
-    (folder / "vendor").write_text("0x8086\n")  # A machine with an NPU, whose libraries are not installed here.
+    (folder / "vendor").write_text(
+        "0x8086\n"
+    )  # A machine with an NPU, whose libraries are not installed here.
     monkeypatch.setattr(hardware.found_names, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
     finished = aionn_here("devices", "--json")
     assert (finished.returncode, finished.stderr) == (0, "")
     report = json.loads(finished.stdout)
