@@ -23,6 +23,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
+from aionn.drivers import registry
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument, shortages_told, status_of
 from aionn.hal import Device, DeviceInfo, ExecutionPreference, Model, Priority
 from aionn.models.importing import check_import_options
@@ -306,7 +307,8 @@ class Runtime:
         if not self.devices:
             raise InvalidArgument(f"device: no device is available; got {name!r}")
         known = ", ".join(device.name for device in self.devices)
-        raise InvalidArgument(f"device: expected one of {known}; got {name!r}")
+        hint = f", which aionn.open(drivers=[{name!r}]) adds" if name in registry.devices_on_request() else ""
+        raise InvalidArgument(f"device: expected one of {known}; got {name!r}{hint}")
 
     @shortages_told("supported_operations")
     async def supported_operations(

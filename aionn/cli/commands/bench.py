@@ -27,6 +27,7 @@ from aionn.benchmarking.page import render_page
 from aionn.benchmarking.paths import PATHS, Path
 from aionn.cli import interrupts
 from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
+from aionn.cli.named_devices import drivers_for
 from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import check_writable, print_json, write_report
 from aionn.cli.realtime import RealtimeOption
@@ -109,7 +110,7 @@ def bench(
                 show(step, share, 1.0)
 
         async def run() -> BenchmarkReport:
-            async with aionn.open(realtime=realtime) as runtime:
+            async with aionn.open(drivers=drivers_for(device), realtime=realtime) as runtime:
                 names = device or [found.name for found in runtime.devices]
                 return await benchmark(runtime, model, names, settings, progress, imports)
 

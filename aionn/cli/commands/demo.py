@@ -15,6 +15,7 @@ from cyclopts import Parameter
 import aionn
 from aionn.cli import interrupts
 from aionn.cli.example_data import example_data
+from aionn.cli.named_devices import drivers_for
 from aionn.cli.output import print_json
 from aionn.cli.realtime import RealtimeOption, realtime_sentence
 from aionn.cli.streaming import (
@@ -179,7 +180,7 @@ async def run_demo(
     """
     shapes = _read(data / "shapes.json", Shapes)
     digits = _read(data / "digits.json", Digits)
-    async with aionn.open(realtime=realtime) as runtime:
+    async with aionn.open(drivers=drivers_for(device), realtime=realtime) as runtime:
         seeing = await runtime.compile(data / f"shapes_{precision}.tflite", devices=device, priority="high")
         hearing = await runtime.compile(
             data / f"digits_{precision}.tflite", devices=device, priority="medium"

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 import aionn
 from aionn.cli import interrupts
 from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
+from aionn.cli.named_devices import drivers_for
 from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
 from aionn.cli.output import print_json
 from aionn.cli.realtime import RealtimeOption, realtime_sentence
@@ -218,7 +219,7 @@ async def _stream(
     live: bool,
     realtime: RealtimeOption,
 ) -> dict[str, Any]:
-    async with aionn.open(realtime=realtime) as runtime:
+    async with aionn.open(drivers=drivers_for(device), realtime=realtime) as runtime:
         net = await runtime.compile(model, devices=device, priority=priority_of(priority), **imports.keywords)
         if len(net.inputs) != 1:
             raise InvalidArgument(f"stream: expected a model with one input, got {len(net.inputs)}")

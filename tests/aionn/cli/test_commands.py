@@ -20,6 +20,7 @@ from aionn.cli.commands.run import _spread, _told
 from aionn.cli.commands.stress import _usable_devices
 from aionn.cli.importing import import_options
 from aionn.cli.main import main
+from aionn.cli.named_devices import drivers_for
 from aionn.drivers import registry
 from aionn.drivers.openvino import driver
 from aionn.models.onnx.encoding import node
@@ -88,6 +89,24 @@ def test_device_that_is_used_only_where_it_is_named_and_lacks_its_package_is_lis
     assert (finished.returncode, finished.stderr) == (0, "")
     assert "unavailable: openvino-cpu: openvino is not installed; pip install" in finished.stdout
     assert "devices that are used only where they are named" not in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("devices", "drivers"),
+    [
+        (None, None),
+        ([], None),
+        ("reference", None),
+        (["npu", "reference"], None),
+        ("openvino-cpu", ["openvino-cpu"]),
+        (["openvino-cpu", "npu", "reference"], ["reference", "openvino-cpu"]),
+    ],
+)
+def test_device_that_is_used_only_where_it_is_named_is_opened_for_a_command_that_names_it(
+    devices: str | list[str] | None, drivers: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
+    assert drivers_for(devices) == drivers
 
 
 def test_inspect_counts_operations_and_asks_devices(example_data: Path, answered: Callable[..., Any]) -> None:

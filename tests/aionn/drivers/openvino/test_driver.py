@@ -102,6 +102,25 @@ def test_command_lists_the_devices_that_are_used_only_where_they_are_named(
     assert "finds no NPU, but CPU: the driver of the device" in reasons["openvino-npu"]
 
 
+@pytest.mark.slow
+def test_command_runs_a_model_on_a_device_that_is_used_only_where_it_is_named(
+    aionn_here: Any, example_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
+    finished = aionn_here("run", example_data / "digits_float.tflite", "--device", "openvino-cpu", "--json")
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert json.loads(finished.stdout)["device"] == "openvino-cpu"
+
+
+async def test_error_for_a_device_that_is_used_only_where_it_is_named_tells_how(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
+    async with aionn.open(drivers=["reference"]) as runtime:
+        with pytest.raises(InvalidArgument, match=r"which aionn\.open\(drivers=\['openvino-cpu'\]\) adds"):
+            await runtime.compile(small.sum_model(), devices="openvino-cpu")
+
+
 def test_processor_is_described() -> None:
     description = engine.describe("CPU")
     assert "FP32" in description.capabilities
