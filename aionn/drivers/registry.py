@@ -12,7 +12,7 @@ import fnmatch
 import importlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +33,7 @@ __all__ = [
     "built_in_info",
     "devices_on_request",
     "driver_names",
+    "drivers_for",
     "load_factory",
     "made_by",
     "make_device",
@@ -150,6 +151,23 @@ def names_on_request() -> tuple[str, ...]:
 def devices_on_request() -> tuple[str, ...]:
     """Those of them whose device is part of this machine: simulated ones are not."""
     return tuple(name for name in names_on_request() if name != SIMULATED)
+
+
+def drivers_for(devices: str | Sequence[str] | None) -> list[str] | None:
+    """The drivers that a command opens for the devices that its ``--device`` names, as ``aionn.open`` takes them.
+
+    Args:
+        devices: The name or names; None means that the option is absent.
+
+    Returns:
+        None, which means all that are used by default, unless a device is among them that is used only where it is named: then
+        the drivers of the named devices.
+    """
+    names = [devices] if isinstance(devices, str) else list(devices or ())
+    on_request = devices_on_request()
+    if not set(names).intersection(on_request):
+        return None
+    return [name for name in (*driver_names(), *on_request) if name in names]
 
 
 def _is_on_request(name: str) -> bool:

@@ -23,7 +23,6 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from aionn.drivers import registry
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument, shortages_told, status_of
 from aionn.hal import Device, DeviceInfo, ExecutionPreference, Model, Priority
 from aionn.models.importing import check_import_options
@@ -40,6 +39,7 @@ from aionn.runtime.discovery import (
     Unavailable,
     devices_given,
     drivers_wanted,
+    unknown_name,
 )
 from aionn.runtime.executions.plan_in_use import Ready
 from aionn.runtime.executions.results import PriorityName, flag_of, priority_of
@@ -306,9 +306,7 @@ class Runtime:
                 raise DeviceUnavailable(f"device {name!r} is unavailable: {missing.reason}")
         if not self.devices:
             raise InvalidArgument(f"device: no device is available; got {name!r}")
-        known = ", ".join(device.name for device in self.devices)
-        hint = f", which aionn.open(drivers=[{name!r}]) adds" if name in registry.devices_on_request() else ""
-        raise InvalidArgument(f"device: expected one of {known}; got {name!r}{hint}")
+        raise InvalidArgument(unknown_name(name, self.devices))
 
     @shortages_told("supported_operations")
     async def supported_operations(

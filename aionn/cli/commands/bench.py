@@ -27,10 +27,10 @@ from aionn.benchmarking.page import render_page
 from aionn.benchmarking.paths import PATHS, Path
 from aionn.cli import interrupts
 from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
-from aionn.cli.named_devices import drivers_for
 from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import check_writable, print_json, write_report
 from aionn.cli.realtime import RealtimeOption
+from aionn.drivers.registry import drivers_for
 from aionn.reports.terminal import print_line, print_table, progress_bar
 
 __all__ = ["bench"]

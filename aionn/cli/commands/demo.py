@@ -15,7 +15,6 @@ from cyclopts import Parameter
 import aionn
 from aionn.cli import interrupts
 from aionn.cli.example_data import example_data
-from aionn.cli.named_devices import drivers_for
 from aionn.cli.output import print_json
 from aionn.cli.realtime import RealtimeOption, realtime_sentence
 from aionn.cli.streaming import (
@@ -31,6 +30,7 @@ from aionn.cli.streaming import (
     warm_up,
     watch_address,
 )
+from aionn.drivers.registry import drivers_for
 from aionn.errors import InvalidArgument
 from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular

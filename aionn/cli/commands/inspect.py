@@ -13,8 +13,8 @@ from cyclopts import Parameter
 import aionn
 from aionn.cli import interrupts
 from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
-from aionn.cli.named_devices import drivers_for
 from aionn.cli.output import check_writable, print_json, write_report
+from aionn.drivers.registry import drivers_for
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.models.dot import graph_text
 from aionn.models.importing import is_onnx, load_file

@@ -14,9 +14,9 @@ import aionn
 from aionn.benchmarking.figures import spread_of
 from aionn.cli import interrupts
 from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
-from aionn.cli.named_devices import drivers_for
 from aionn.cli.numbers import DEADLINE_MS_MAX, SEED_MAX, numbers
 from aionn.cli.output import check_writable, print_json, replaced
+from aionn.drivers.registry import drivers_for
 from aionn.hal import check_deadline_ns
 from aionn.models.importing import ImportOptions
 from aionn.platform.arrays import read_array

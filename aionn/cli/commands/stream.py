@@ -13,7 +13,6 @@ from cyclopts import Parameter
 import aionn
 from aionn.cli import interrupts
 from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
-from aionn.cli.named_devices import drivers_for
 from aionn.cli.numbers import DEADLINE_MS_MAX, numbers
 from aionn.cli.output import print_json
 from aionn.cli.realtime import RealtimeOption, realtime_sentence
@@ -31,6 +30,7 @@ from aionn.cli.streaming import (
     warm_up,
     watch_address,
 )
+from aionn.drivers.registry import drivers_for
 from aionn.errors import InvalidArgument
 from aionn.media import (
     LiveStatistics,

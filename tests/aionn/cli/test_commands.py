@@ -20,7 +20,6 @@ from aionn.cli.commands.run import _spread, _told
 from aionn.cli.commands.stress import _usable_devices
 from aionn.cli.importing import import_options
 from aionn.cli.main import main
-from aionn.cli.named_devices import drivers_for
 from aionn.drivers import registry
 from aionn.drivers.openvino import driver
 from aionn.models.onnx.encoding import node
@@ -106,7 +105,7 @@ def test_device_that_is_used_only_where_it_is_named_is_opened_for_a_command_that
     devices: str | list[str] | None, drivers: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
-    assert drivers_for(devices) == drivers
+    assert registry.drivers_for(devices) == drivers
 
 
 def test_inspect_counts_operations_and_asks_devices(example_data: Path, answered: Callable[..., Any]) -> None:
