@@ -243,7 +243,7 @@ async def test_sample_of_the_node_tests_passes_or_is_listed(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("route", ["reference", "onnx-reference", "ort-cpu", "openvino-cpu"])
+@pytest.mark.parametrize("route", ["reference", "onnx-reference", "ort-cpu"])
 async def test_node_tests_pass_or_are_listed(cases: list[Case], route: str, tmp_path: Path) -> None:
     skip_without(route)
     plain, expanded, failed = await check_cases(cases, route, tmp_path / "case.onnx")
