@@ -32,7 +32,8 @@ aionn stream MODEL --source SOURCE --watch shows it with the answers of a model.
 Execute a model and show its outputs and timing.
 """,
     "aionn.cli.commands.devices:devices": """
-List the devices with type, version, feature level and status, and the drivers that cannot be used, with the reason.
+List the devices with type, version, feature level and status, those that are used only where they are named, and the
+drivers that cannot be used, with the reason.
 """,
     "aionn.cli.commands.devices:fleet": """
 Ask the nodes of a network for their devices, their distance in time, and their load.

@@ -12,7 +12,8 @@ import fnmatch
 import importlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -30,7 +31,9 @@ __all__ = [
     "DriverFactory",
     "ExtensionPolicy",
     "built_in_info",
+    "devices_on_request",
     "driver_names",
+    "drivers_for",
     "load_factory",
     "made_by",
     "make_device",
@@ -108,9 +111,14 @@ ORT_PROVIDERS_VARIABLE = "AIONN_ORT_PROVIDERS"
 """Environment variable with further drivers on ONNX Runtime: NAME=PROVIDER, with commas between them; options of a provider follow
 as :OPTION=VALUE."""
 
-ON_REQUEST = ("openvino-cpu", "simulated")
-"""Drivers that are used when they are named, and never because they are there. A simulated device is named after its profile.
-Random graphs and ONNX's node tests still find operations that OpenVINO computes wrongly."""
+SIMULATED = "simulated"
+
+ON_REQUEST = (SIMULATED,)
+"""Drivers that are used when they are named, and never because they are there. A simulated device is named after its profile."""
+
+SUPERSEDED = {"openvino-cpu": "onnxruntime"}
+"""Drivers that are used only when they are named where a module is installed. ``ort-cpu`` supports the same models, but for what
+OpenVINO computes wrongly, and states shorter times: it would be chosen, and a process of the other one started for nothing."""
 
 EXTENSIONS_ONLY = ("onnx-reference",)
 """Drivers that support no operation of the HAL."""
@@ -131,13 +139,40 @@ def _entry_points() -> EntryPoints:
 def driver_names() -> tuple[str, ...]:
     """The drivers that are used where none is named: those of others first, the reference driver last."""
     others = {entry.name for entry in _entry_points() if _family(entry.name) is None} - BUILT_IN.keys()
-    own = (name for name in BUILT_IN if name != "reference" and name not in ON_REQUEST)
+    own = (name for name in BUILT_IN if name != "reference" and not _is_on_request(name))
     return (*sorted(others), *own, *_configured_names(), "reference")
 
 
 def names_on_request() -> tuple[str, ...]:
     """The drivers that are used where they are named alone."""
-    return (*ON_REQUEST, *_openvino_names())
+    return (*(name for name in BUILT_IN if _is_on_request(name)), *_openvino_names())
+
+
+def devices_on_request() -> tuple[str, ...]:
+    """Those of them whose device is part of this machine: simulated ones are not."""
+    return tuple(name for name in names_on_request() if name != SIMULATED)
+
+
+def drivers_for(devices: str | Sequence[str] | None) -> list[str] | None:
+    """The drivers that a command opens for the devices that its ``--device`` names, as ``aionn.open`` takes them.
+
+    Args:
+        devices: The name or names; None means that the option is absent.
+
+    Returns:
+        None, which means all that are used by default, unless a device is among them that is used only where it is named: then
+        the drivers of the named devices.
+    """
+    names = [devices] if isinstance(devices, str) else list(devices or ())
+    on_request = devices_on_request()
+    if not set(names).intersection(on_request):
+        return None
+    return [name for name in (*driver_names(), *on_request) if name in names]
+
+
+def _is_on_request(name: str) -> bool:
+    """Whether one of our own drivers is used only where it is named."""
+    return name in ON_REQUEST or (name in SUPERSEDED and find_spec(SUPERSEDED[name]) is not None)
 
 
 def _configured_names() -> list[str]:

@@ -34,7 +34,7 @@ from aionn.runtime.settings import Settings
 from aionn.service.client.device import RemoteDevice
 from aionn.validation import check_device_info
 
-__all__ = ["Discovery", "Isolation", "Unavailable", "devices_given", "drivers_wanted"]
+__all__ = ["Discovery", "Isolation", "Unavailable", "devices_given", "drivers_wanted", "unknown_name"]
 
 Isolation = Literal["process", "in_process"]
 
@@ -105,6 +105,13 @@ def drivers_wanted(
             f"drivers: expected different names, got {list(drivers)}; give a mapping to name devices"
         )
     return wanted
+
+
+def unknown_name(name: object, devices: Sequence[RuntimeDevice]) -> str:
+    """The message of an error for a name that no device has."""
+    known = ", ".join(device.name for device in devices)
+    hint = f", which aionn.open(drivers=[{name!r}]) adds" if name in registry.devices_on_request() else ""
+    return f"device: expected one of {known}; got {name!r}{hint}"
 
 
 class _Source(NamedTuple):

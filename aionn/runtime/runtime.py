@@ -39,6 +39,7 @@ from aionn.runtime.discovery import (
     Unavailable,
     devices_given,
     drivers_wanted,
+    unknown_name,
 )
 from aionn.runtime.executions.plan_in_use import Ready
 from aionn.runtime.executions.results import PriorityName, flag_of, priority_of
@@ -305,8 +306,7 @@ class Runtime:
                 raise DeviceUnavailable(f"device {name!r} is unavailable: {missing.reason}")
         if not self.devices:
             raise InvalidArgument(f"device: no device is available; got {name!r}")
-        known = ", ".join(device.name for device in self.devices)
-        raise InvalidArgument(f"device: expected one of {known}; got {name!r}")
+        raise InvalidArgument(unknown_name(name, self.devices))
 
     @shortages_raised("supported_operations")
     async def supported_operations(

@@ -30,6 +30,7 @@ from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import check_writable, print_json, write_report
 from aionn.cli.realtime import RealtimeOption
+from aionn.drivers.registry import drivers_for
 from aionn.reports.terminal import print_line, print_table, progress_bar
 
 __all__ = ["bench"]
@@ -109,7 +110,7 @@ def bench(
                 show(step, share, 1.0)
 
         async def run() -> BenchmarkReport:
-            async with aionn.open(realtime=realtime) as runtime:
+            async with aionn.open(drivers=drivers_for(device), realtime=realtime) as runtime:
                 names = device or [found.name for found in runtime.devices]
                 return await benchmark(runtime, model, names, settings, progress, imports)
 

@@ -30,6 +30,7 @@ from aionn.cli.watched_streams import (
     warm_up,
     watch_address,
 )
+from aionn.drivers.registry import drivers_for
 from aionn.errors import InvalidArgument
 from aionn.media import AudioWindow, Frame, audio_file, log_mel, video_file
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
@@ -179,7 +180,7 @@ async def run_demo(
     """
     shapes = _read(data / "shapes.json", Shapes)
     digits = _read(data / "digits.json", Digits)
-    async with aionn.open(realtime=realtime) as runtime:
+    async with aionn.open(drivers=drivers_for(device), realtime=realtime) as runtime:
         seeing = await runtime.compile(data / f"shapes_{precision}.tflite", devices=device, priority="high")
         hearing = await runtime.compile(
             data / f"digits_{precision}.tflite", devices=device, priority="medium"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import anyio
@@ -13,6 +15,7 @@ from msgspec import to_builtins
 import aionn
 from aionn.cli import interrupts
 from aionn.cli.output import print_json
+from aionn.drivers import registry
 from aionn.errors import Error, InvalidArgument
 from aionn.fleet.addresses import NodeAddress, parse_nodes
 from aionn.fleet.device import NodeDevice
@@ -39,7 +42,8 @@ def devices(
     fleet: Annotated[list[str] | None, Parameter(negative=())] = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """List the devices with type, version, feature level and status, and the drivers that cannot be used, with the reason.
+    """List the devices with type, version, feature level and status, those that are used only where they are named, and the
+    drivers that cannot be used, with the reason.
 
     Args:
         sources: List the cameras and microphones of this machine instead, with the names that survive a reconnection.
@@ -57,15 +61,21 @@ def devices(
     if json:
         print_json(report)
         return 0
-    rows = [
-        (d["name"], d["type"], d["version"], d["feature_level"], d["slots"], d["cancel"], d["status"])
-        for d in report["devices"]
-    ]
-    heads = ("name", "type", "version", "level", "slots", "cancel", "status")
-    print_table("devices", heads, rows, least=("cancel", "slots", "level"))
+    _print_devices("devices", report["devices"])
+    if report["on_request"]:
+        _print_devices("devices that are used only where they are named", report["on_request"])
     for missing in report["unavailable"]:
         print_line(f"unavailable: {missing['name']}: {missing['reason']}")
     return 0
+
+
+def _print_devices(title: str, found: Sequence[dict[str, Any]]) -> None:
+    rows = [
+        (d["name"], d["type"], d["version"], d["feature_level"], d["slots"], d["cancel"], d["status"])
+        for d in found
+    ]
+    heads = ("name", "type", "version", "level", "slots", "cancel", "status")
+    print_table(title, heads, rows, least=("cancel", "slots", "level"))
 
 
 def _sources(json: bool) -> int:
@@ -150,29 +160,51 @@ def _print_cameras(cameras: list[CameraInfo]) -> None:
 
 async def _devices(fleet: list[str] | None) -> dict[str, Any]:
     async with aionn.open(fleet=fleet) as runtime:
-        found = []
-        unavailable = [{"name": u.name, "reason": u.reason} for u in runtime.unavailable]
-        for device in runtime.devices:
-            try:
-                status = (await device.status()).name.lower()
-            except Error as e:
-                unavailable.append({"name": device.name, "reason": str(e)})
-                continue
-            info = device.info
-            found.append(
-                {
-                    "name": device.name,
-                    "driver": device.driver,
-                    "type": info.type.name.lower(),
-                    "version": info.version,
-                    "feature_level": int(info.feature_level),
-                    "slots": info.slots,
-                    "cancel": info.cancel.name.lower(),
-                    "extensions": [extension.name for extension in info.extensions],
-                    "status": status,
-                }
-            )
-        return {"devices": found, "unavailable": unavailable}
+        found, unavailable = await _described(runtime)
+        drivers = {device.driver for device in runtime.devices}
+    others = [name for name in registry.devices_on_request() if name not in drivers]
+    with _without_warnings():
+        async with aionn.open(drivers=others, sockets=[], fleet=[]) as runtime:
+            on_request, unavailable_too = await _described(runtime)
+    return {"devices": found, "on_request": on_request, "unavailable": [*unavailable, *unavailable_too]}
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Within it a runtime does not warn of unavailable devices: the command prints all reasons."""
+    logger, handler = logging.getLogger("aionn.manager"), logging.NullHandler()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+async def _described(runtime: aionn.Runtime) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """The devices of a runtime, and those that cannot be used, with the reasons."""
+    found = []
+    unavailable = [{"name": u.name, "reason": u.reason} for u in runtime.unavailable]
+    for device in runtime.devices:
+        try:
+            status = (await device.status()).name.lower()
+        except Error as e:
+            unavailable.append({"name": device.name, "reason": str(e)})
+            continue
+        info = device.info
+        found.append(
+            {
+                "name": device.name,
+                "driver": device.driver,
+                "type": info.type.name.lower(),
+                "version": info.version,
+                "feature_level": int(info.feature_level),
+                "slots": info.slots,
+                "cancel": info.cancel.name.lower(),
+                "extensions": [extension.name for extension in info.extensions],
+                "status": status,
+            }
+        )
+    return found, unavailable
 
 
 def fleet(

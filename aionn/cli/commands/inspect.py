@@ -14,6 +14,7 @@ import aionn
 from aionn.cli import interrupts
 from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.output import check_writable, print_json, write_report
+from aionn.drivers.registry import drivers_for
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.models.dot import graph_text
 from aionn.models.importing import is_onnx, load_file
@@ -148,7 +149,7 @@ async def _ask(
     model: aionn.Model, devices: list[str] | None, draws: bool, name: str
 ) -> tuple[tuple[Support, ...], dict[str, str], str | None]:
     """Support by device, why others cannot be asked, and the page if it is wanted."""
-    async with aionn.open() as runtime:
+    async with aionn.open(drivers=drivers_for(devices)) as runtime:
         support = await runtime.supported_operations(model, devices=devices)
         unavailable = {missing.name: missing.reason for missing in runtime.unavailable}
         if not draws:

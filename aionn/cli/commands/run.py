@@ -16,6 +16,7 @@ from aionn.cli import interrupts
 from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.numbers import DEADLINE_MS_MAX, SEED_MAX, numbers
 from aionn.cli.output import check_writable, print_json, replaced
+from aionn.drivers.registry import drivers_for
 from aionn.hal import check_deadline_ns
 from aionn.models.importing import ImportOptions
 from aionn.platform.arrays import read_array
@@ -106,7 +107,7 @@ async def _run(
     priority: str,
     within_ns: int | None,
 ) -> tuple[dict[str, Any], tuple[Array, ...]]:
-    async with aionn.open() as runtime:
+    async with aionn.open(drivers=drivers_for(device)) as runtime:
         started = time.perf_counter()
         net = await runtime.compile(model, devices=device, priority=priority_of(priority), **imports.keywords)
         compile_ms = (time.perf_counter() - started) * 1e3

@@ -30,6 +30,7 @@ from aionn.cli.watched_streams import (
     warm_up,
     watch_address,
 )
+from aionn.drivers.registry import drivers_for
 from aionn.errors import InvalidArgument
 from aionn.media import (
     LiveStatistics,
@@ -218,7 +219,7 @@ async def _stream(
     live: bool,
     realtime: RealtimeOption,
 ) -> dict[str, Any]:
-    async with aionn.open(realtime=realtime) as runtime:
+    async with aionn.open(drivers=drivers_for(device), realtime=realtime) as runtime:
         net = await runtime.compile(model, devices=device, priority=priority_of(priority), **imports.keywords)
         if len(net.inputs) != 1:
             raise InvalidArgument(f"stream: expected a model with one input, got {len(net.inputs)}")

@@ -21,6 +21,7 @@ from aionn.cli.commands.stress import _usable_devices
 from aionn.cli.importing import import_options
 from aionn.cli.main import main
 from aionn.drivers import registry
+from aionn.drivers.openvino import driver
 from aionn.models.onnx.encoding import node
 from aionn.models.onnx.schema import DataType, ValueInfo
 from tests.aionn.models.onnx.building import file
@@ -71,6 +72,40 @@ def test_devices_lists_the_reference_device_last() -> None:
     report = answer("devices")
     last = report["devices"][-1]
     assert (last["name"], last["type"], last["status"]) == ("reference", "cpu", "available")
+    # No list has a device that another one has.
+    names = [device["name"] for kind in ("devices", "on_request", "unavailable") for device in report[kind]]
+    assert len(set(names)) == len(names)
+    assert set(registry.devices_on_request()) < set(names)
+
+
+def test_device_that_is_used_only_where_it_is_named_and_lacks_its_package_is_listed_with_the_reason(
+    aionn_here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "version_of", lambda distribution: None)
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
+    monkeypatch.setattr(registry, "driver_names", lambda: ("reference",))
+    finished = aionn_here("devices")
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert "unavailable: openvino-cpu: openvino is not installed; pip install" in finished.stdout
+    assert "devices that are used only where they are named" not in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("devices", "drivers"),
+    [
+        (None, None),
+        ([], None),
+        ("reference", None),
+        (["npu", "reference"], None),
+        ("openvino-cpu", ["openvino-cpu"]),
+        (["openvino-cpu", "npu", "reference"], ["reference", "openvino-cpu"]),
+    ],
+)
+def test_device_that_is_used_only_where_it_is_named_is_opened_for_a_command_that_names_it(
+    devices: str | list[str] | None, drivers: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
+    assert registry.drivers_for(devices) == drivers
 
 
 def test_inspect_counts_operations_and_asks_devices(example_data: Path, answered: Callable[..., Any]) -> None:

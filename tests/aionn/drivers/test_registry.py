@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import textwrap
@@ -61,6 +62,17 @@ def test_drivers_of_others_come_first_and_cannot_replace_ours(acme: None) -> Non
     )
     assert registry.load_factory("reference") is ReferenceDevice
     assert registry.load_factory("acme-good").__name__ == "Device"
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_openvino_is_used_without_being_named_where_onnx_runtime_is_not_installed(
+    is_installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.find_spec("json") if is_installed else None
+    monkeypatch.setattr(registry, "find_spec", {"onnxruntime": spec}.__getitem__)
+    assert ("openvino-cpu" in registry.driver_names()) == (not is_installed)
+    assert ("openvino-cpu" in registry.names_on_request()) == is_installed
+    assert "simulated" in registry.names_on_request()
 
 
 async def test_broken_drivers_are_listed_with_their_reason_and_the_rest_works(acme: None) -> None:

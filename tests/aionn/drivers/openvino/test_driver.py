@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import logging
 import mmap
 import os
@@ -21,7 +22,7 @@ import aionn
 from aionn.conformance.requests import request_for
 from aionn.drivers import registry
 from aionn.drivers.kit.arguments import OutputArea
-from aionn.drivers.openvino import driver
+from aionn.drivers.openvino import driver, hardware
 from aionn.drivers.openvino.driver import OpenvinoDevice
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import (
@@ -78,6 +79,46 @@ async def test_device_that_openvino_does_not_find_is_unavailable_with_the_reason
         (missing,) = runtime.unavailable
         assert "finds no NPU, but CPU: the driver of the device" in missing.reason
         assert (await runtime.compile(small.sum_model())).devices == ("reference",)
+
+
+@pytest.mark.slow
+@pytest.mark.forked("any")
+def test_command_lists_the_devices_that_are_used_only_where_they_are_named(
+    aionn_here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "class" / "accel" / "accel0" / "device"
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text(
+        "0x8086\n"
+    )  # A machine with an NPU, whose libraries are not installed here.
+    monkeypatch.setattr(hardware.found_names, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
+    finished = aionn_here("devices", "--json")
+    assert (finished.returncode, finished.stderr) == (0, "")
+    report = json.loads(finished.stdout)
+    assert [(d["name"], d["status"]) for d in report["on_request"]] == [("openvino-cpu", "available")]
+    assert "openvino-cpu" not in [d["name"] for d in report["devices"]]
+    reasons = {missing["name"]: missing["reason"] for missing in report["unavailable"]}
+    assert "finds no NPU, but CPU: the driver of the device" in reasons["openvino-npu"]
+
+
+@pytest.mark.slow
+def test_command_runs_a_model_on_a_device_that_is_used_only_where_it_is_named(
+    aionn_here: Any, example_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
+    finished = aionn_here("run", example_data / "digits_float.tflite", "--device", "openvino-cpu", "--json")
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert json.loads(finished.stdout)["device"] == "openvino-cpu"
+
+
+async def test_error_for_a_device_that_is_used_only_where_it_is_named_tells_how(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
+    async with aionn.open(drivers=["reference"]) as runtime:
+        with pytest.raises(InvalidArgument, match=r"which aionn\.open\(drivers=\['openvino-cpu'\]\) adds"):
+            await runtime.compile(small.sum_model(), devices="openvino-cpu")
 
 
 def test_processor_is_described() -> None:
