@@ -239,7 +239,11 @@ class Memory:
 
     @classmethod
     def of_constants(
-        cls, size_bytes: int, parts: Iterable[tuple[int, npt.NDArray[np.uint8]]], *, name: str = "aionn-constants"
+        cls,
+        size_bytes: int,
+        parts: Iterable[tuple[int, npt.NDArray[np.uint8]]],
+        *,
+        name: str = "aionn-constants",
     ) -> Self:
         """Makes a pool whose bytes nobody can change, mapped read-only: see ``is_unchanging``.
 
@@ -257,7 +261,9 @@ class Memory:
             end = 0
             # Written, not mapped: the kernel allocates each page when it copies into it, and clears none before.
             for offset, part in parts:
-                assert 0 <= offset - end < mmap.PAGESIZE, "a page without a part would be allocated when it is read"
+                assert 0 <= offset - end < mmap.PAGESIZE, (
+                    "a page without a part would be allocated when it is read"
+                )
                 end = offset + part.nbytes
                 _write(fd, part, offset)
             assert end == size_bytes, "the last part ends the pool"
@@ -390,7 +396,7 @@ class Memory:
 
     @property
     def is_unchanging(self) -> bool:
-        """Whether the file has a seal by which nobody can begin to write it. False where the kernel has none, and once it is closed.
+        """Whether a seal keeps everybody from beginning to write the file. False where the kernel has none, and once it is closed.
 
         A process that mapped the file writable before it was sealed can still write: who relies on this for the values of another
         process must not be harmed by a process that lies about its own.

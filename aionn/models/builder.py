@@ -266,6 +266,8 @@ class GraphBuilder:
         type: int | ExtensionCode,
         inputs: Sequence[Value | bool | int | float],
         outputs: Sequence[Value],
+        *,
+        is_checked: bool = False,
     ) -> None:
         """Adds an operation; the order of the calls does not matter.
 
@@ -273,6 +275,7 @@ class GraphBuilder:
             type: What it computes.
             inputs: Values; a Python number stands for a constant scalar.
             outputs: Variables that it writes; no other operation may.
+            is_checked: Whether the caller has checked its contract with these inputs, and has the outputs' shapes from it.
 
         Raises:
             InvalidArgument: A value belongs to another graph, or an output is not a variable.
@@ -293,7 +296,8 @@ class GraphBuilder:
                 raise InvalidArgument(f"{where}, output {position}: expected a variable, got {value!r}")
         if not isinstance(type, ExtensionCode):
             ins = ins[: len(ins) - _droppable(type, ins)]
-            _check_contract(type, ins, outs, where)
+            if not is_checked:
+                _check_contract(type, ins, outs, where)
         self._steps.append(_Step(type, ins, outs))
 
     def result(

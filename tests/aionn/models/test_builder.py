@@ -83,7 +83,9 @@ def test_constants_that_differ_in_one_byte_have_bytes_of_their_own():
         np.testing.assert_array_equal(constant_array(model, operand), array)
     places = [o.location.offset for o in constants]
     assert places[: len(arrays)] == sorted(set(places[: len(arrays)]))
-    assert places[len(arrays) :][:COMPARED_MAX] == places[:COMPARED_MAX], "those that are compared share bytes"
+    assert places[len(arrays) :][:COMPARED_MAX] == places[:COMPARED_MAX], (
+        "those that are compared share bytes"
+    )
     close(model)
 
 

@@ -1,15 +1,15 @@
 """The lowered model of the last question, for a preparation of the same model that follows it.
 
-A runtime asks a device whether it supports a model, and then has it prepared. Both validate and lower the model, which for a network
-of usual size takes longer than the engine's own work.
+A runtime asks a device whether it supports a model, and then has it prepared. Both validate and lower the model, which takes longer
+than the engine's own work for a network of usual size.
 
-Owns when two models are the same: their structures are equal, their constants are the same bytes of the same files, nobody can begin
-to write these, and both come from the same client.
+Owns when two models are the same: they come from the same client, their structures are equal, and their constants are the same
+bytes of the same files, which nobody can begin to write.
 
 Invariants:
-1. What is kept holds no memory of a client, and was made of the model as it was when it was lowered. A client that changes its own
+1. A record holds no memory of a client, and was made of the model as it was when it was lowered. A client that changes its own
    constants all the same gets the model that it asked about.
-2. One model is kept at a time, for no longer than ``KEPT_NS``.
+2. One record is kept at a time, for no longer than ``KEPT_NS``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = ["KEPT_NS", "Asked", "asked_about"]
 
 KEPT_NS = 2_000_000_000
 """A runtime asks its other devices in between, and may have to start their processes; then it prepares."""
+
 
 class Asked(msgspec.Struct, frozen=True):
     """A lowered model, and the model that it was made of.

@@ -1,6 +1,6 @@
 """Base classes for drivers around an engine: a model is lowered to the engine's own form, checked by it, and run in slots.
 
-Owns which operations are supported, that a check's result is kept for the preparation that follows it, prepared models with a slot for
+Owns which operations are supported, the result of a check until the preparation that follows it, prepared models with a slot for
 each of the device's, the outputs that no input decides, and what the compilation cache keeps beside the engine's file.
 
 Invariants:
@@ -188,7 +188,9 @@ class EngineDevice(BlockingDevice):
             return
         try:
             self._end_of_asked = self.alarm.call_at(self.now() + KEPT_NS, drop)
-        except ResourceExhausted:  # No thread is left that would drop it: the preparation validates and lowers again.
+        except (
+            ResourceExhausted
+        ):  # No thread is left that would drop it: the preparation validates and lowers again.
             return
         self._asked = asked
 
