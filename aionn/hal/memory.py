@@ -245,11 +245,11 @@ class Memory:
         *,
         name: str = "aionn-constants",
     ) -> Self:
-        """Makes a pool whose bytes nobody can change, mapped read-only: see ``is_unchanging``.
+        """Makes a pool that is sealed against writing, mapped read-only: see ``is_unchanging``.
 
         Args:
             size_bytes: At least 1.
-            parts: Where each part begins, and its bytes, contiguous and in order. Fewer bytes than a page has lie between them: 0.
+            parts: Where each part begins, and its bytes, contiguous and in order. Gaps between parts are shorter than a page.
             name: Shows in /proc/<pid>/maps.
 
         Raises:
@@ -396,10 +396,11 @@ class Memory:
 
     @property
     def is_unchanging(self) -> bool:
-        """Whether a seal keeps everybody from beginning to write the file. False where the kernel has none, and once it is closed.
+        """Whether the file is sealed against writing and writable mappings. False where the kernel has no such seal, and once it is
+        closed.
 
-        A process that mapped the file writable before it was sealed can still write: who relies on this for the values of another
-        process must not be harmed by a process that lies about its own.
+        A process that mapped the file writable before the seal can still write. So another process's seal is trusted only where a
+        broken promise harms that process alone.
         """
         if self.is_closed:
             return False

@@ -6,7 +6,7 @@ clearest where the operation is added.
 
 Invariants:
 1. Constants of up to 128 bytes are copied when they are given; larger ones are only referred to until ``build`` and must stay
-   unchanged until then. All large ones end in one pool, which nobody can change.
+   unchanged until then. All large ones end in one pool, which is sealed against writing.
 2. ``finish`` freezes a graph; a graph can be nested only when it is finished, so graphs cannot contain themselves.
 3. A nested graph that is used several times, or equals another, becomes one referenced subgraph.
 

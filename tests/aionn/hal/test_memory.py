@@ -227,7 +227,7 @@ def test_image_needs_a_description_and_all_of_its_bytes() -> None:
         Memory.from_fd(memory.fileno(), kind=MemoryKind.HARDWARE_BUFFER, image=blob)
 
 
-def test_memory_of_constants_cannot_be_written_by_anybody() -> None:
+def test_memory_of_constants_cannot_be_written() -> None:
     parts = [(0, np.arange(100, dtype=np.uint8)), (128, np.full(5000, 7, np.uint8))]
     memory = Memory.of_constants(5128, parts)
     assert memory.array[:100].tolist() == list(range(100))

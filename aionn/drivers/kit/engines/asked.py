@@ -4,7 +4,7 @@ A runtime asks a device whether it supports a model, and then has it prepared. B
 than the engine's own work for a network of usual size.
 
 Owns when two models are the same: they come from the same client, their structures are equal, and their constants are the same
-bytes of the same files, which nobody can begin to write.
+bytes of the same files, which are sealed against writing.
 
 Invariants:
 1. A record holds no memory of a client, and was made of the model as it was when it was lowered. A client that changes its own
@@ -56,7 +56,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def asked_about(model: Model, lowered: Any) -> Asked | None:
-    """The record of a model that was validated and lowered; None if somebody could change it."""
+    """The record of a model that was validated and lowered; None if its constants could be changed."""
     files = _files(model)
     return None if files is None else Asked(client_of_call.get(), _without_pools(model), files, lowered)
 

@@ -1,4 +1,4 @@
-"""A model that a client asked about is validated and lowered once, if nobody can change it before it is prepared."""
+"""A model that a client asked about is validated and lowered once, if its constants cannot change before it is prepared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ZEROS = np.zeros(SIZE, np.float32)
 
 
 def added(constant: float) -> Model:
-    """A model whose constants are in a pool that nobody can change."""
+    """A model whose constants are in a pool that is sealed against writing."""
     g = GraphBuilder()
     x = g.input(OperandType.TENSOR_FLOAT32, (SIZE,))
     terms = g.constant(np.full(SIZE, constant, np.float32))
