@@ -4,7 +4,7 @@ Owns creation, sealing, import and mapping, and the layout of an image's pixels.
 
 Invariants:
 1. A pool that we create has its space allocated at creation (shortage is an exception then, never SIGBUS later) and is sealed
-   against shrinking and growing. One that cannot fit is refused before it gets a page.
+   against shrinking and growing, one of constants also against writing. One that cannot fit is refused before it gets a page.
 2. A pool of kind ``ashmem`` that comes from elsewhere must carry those seals and be as large as declared.
 3. Descriptors are close-on-exec. A pool's descriptor and mapping go when its last reference goes, or at ``close``.
 4. A pool of kind ``hardware_buffer`` is an image and has a description; no other pool has one.
@@ -24,7 +24,7 @@ import operator
 import os
 import reprlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import msgspec
@@ -55,6 +55,8 @@ IMAGE_BYTES_MAX = 2**32 - 1
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _SEALS_NEEDED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_SEAL_FUTURE_WRITE = 0x10
+"""Linux 5.1 and newer: the file can neither be written nor mapped writable from then on. ``fcntl`` names it from Python 3.13 on."""
 
 
 def whole_number(value: object, where: str) -> int:
@@ -236,6 +238,45 @@ class Memory:
         return cls._create(size_bytes, kind, name)
 
     @classmethod
+    def of_constants(
+        cls,
+        size_bytes: int,
+        parts: Iterable[tuple[int, npt.NDArray[np.uint8]]],
+        *,
+        name: str = "aionn-constants",
+    ) -> Self:
+        """Makes a pool that is sealed against writing, mapped read-only: see ``is_unchanging``.
+
+        Args:
+            size_bytes: At least 1.
+            parts: Where each part begins, and its bytes, contiguous and in order. Gaps between parts are shorter than a page.
+            name: Shows in /proc/<pid>/maps.
+
+        Raises:
+            ResourceExhausted: No memory or no descriptor is left, or the machine could never have so much (persistent).
+        """
+        fd = cls._new_file(size_bytes, name)
+        try:
+            os.ftruncate(fd, size_bytes)
+            end = 0
+            # Written, not mapped: the kernel allocates each page when it copies into it, and clears none before.
+            for offset, part in parts:
+                assert 0 <= offset - end < mmap.PAGESIZE, (
+                    "a page without a part would be allocated when it is read"
+                )
+                end = offset + part.nbytes
+                _write(fd, part, offset)
+            assert end == size_bytes, "the last part ends the pool"
+            try:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | _SEAL_FUTURE_WRITE)
+            except OSError:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # An older kernel.
+            return cls(fd, _map(fd, size_bytes, 0, writable=False), MemoryKind.ASHMEM)
+        except OSError as e:
+            os.close(fd)
+            raise _cannot_allocate(size_bytes, e) from e
+
+    @classmethod
     def create_hardware_buffer(cls, description: HardwareBufferDesc, *, name: str = "aionn-image") -> Self:
         """Makes a hardware buffer, zeroed, allocated and sealed: an image, or plain bytes for the format ``BLOB``.
 
@@ -253,6 +294,17 @@ class Memory:
     def _create(
         cls, size_bytes: int, kind: MemoryKind, name: str, image: HardwareBufferDesc | None = None
     ) -> Self:
+        fd = cls._new_file(size_bytes, name)
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            return cls(fd, _map(fd, size_bytes, 0, writable=True), kind, 0, image)
+        except OSError as e:
+            os.close(fd)
+            raise _cannot_allocate(size_bytes, e) from e
+
+    @staticmethod
+    def _new_file(size_bytes: int, name: str) -> int:
         try:
             check_available(size_bytes)
         except MemoryShortage as e:
@@ -260,16 +312,9 @@ class Memory:
                 f"memory: cannot allocate {size_bytes} bytes: {e.strerror}", transient=e.transient
             ) from e
         try:
-            fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as e:
             raise ResourceExhausted(f"memory: no descriptor for {size_bytes} bytes: {e.strerror}") from e
-        try:
-            os.posix_fallocate(fd, 0, size_bytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            return cls(fd, _map(fd, size_bytes, 0, writable=True), kind, 0, image)
-        except OSError as e:
-            os.close(fd)
-            raise ResourceExhausted(f"memory: cannot allocate {size_bytes} bytes: {e.strerror}") from e
 
     @classmethod
     def from_fd(
@@ -350,6 +395,22 @@ class Memory:
             raise error(f"memory: cannot map {size_bytes} bytes: {e}") from e
 
     @property
+    def is_unchanging(self) -> bool:
+        """Whether the file is sealed against writing and writable mappings. False where the kernel has no such seal, and once it is
+        closed.
+
+        A process that mapped the file writable before the seal can still write. So another process's seal is trusted only where a
+        broken promise harms that process alone.
+        """
+        if self.is_closed:
+            return False
+        try:
+            seals = fcntl.fcntl(self._fd, fcntl.F_GET_SEALS)
+        except OSError:
+            return False
+        return bool(seals & (fcntl.F_SEAL_WRITE | _SEAL_FUTURE_WRITE))
+
+    @property
     def is_closed(self) -> bool:
         return not self._finalizer.alive
 
@@ -400,6 +461,16 @@ class Memory:
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else f"fd {self._fd}"
         return f"<Memory {self.kind} {self.size_bytes} bytes, {state}>"
+
+
+def _write(fd: int, data: npt.NDArray[np.uint8], offset: int) -> None:
+    while data.nbytes:
+        count = os.pwrite(fd, data.data, offset)
+        data, offset = data[count:], offset + count
+
+
+def _cannot_allocate(size_bytes: int, error: OSError) -> ResourceExhausted:
+    return ResourceExhausted(f"memory: cannot allocate {size_bytes} bytes: {error.strerror}")
 
 
 def _check_type(value: object, kind: type, where: str) -> None:

@@ -86,10 +86,7 @@ def constant_bytes(model: Model, operand: Operand) -> memoryview:
 
 def constant_array(model: Model, operand: Operand) -> npt.NDArray[np.generic]:
     """A constant of a base type as a read-only array of the operand's shape: rank 0 for a scalar, bytes for an OEM value."""
-    dtype = operand_dtype(operand.type)
-    flat = np.frombuffer(constant_bytes(model, operand), dtype=dtype)
+    flat = np.frombuffer(constant_bytes(model, operand), dtype=operand_dtype(operand.type))
     if operand.type == OperandType.OEM:
         return flat  # Only the vendor knows its size.
-    array = flat.reshape(() if is_scalar_type(operand.type) else operand.dimensions)
-    array.flags.writeable = False
-    return array
+    return flat.reshape(() if is_scalar_type(operand.type) else operand.dimensions)

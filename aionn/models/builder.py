@@ -6,7 +6,7 @@ clearest where the operation is added.
 
 Invariants:
 1. Constants of up to 128 bytes are copied when they are given; larger ones are only referred to until ``build`` and must stay
-   unchanged until then. All large ones end in one pool.
+   unchanged until then. All large ones end in one pool, which is sealed against writing.
 2. ``finish`` freezes a graph; a graph can be nested only when it is finished, so graphs cannot contain themselves.
 3. A nested graph that is used several times, or equals another, becomes one referenced subgraph.
 
@@ -53,6 +53,13 @@ _logger = logging.getLogger("aionn.model")
 
 COPIED_BYTES_MAX = 128
 """Constants up to this size are copied when they are given; the NN API's number."""
+
+SAMPLED_BYTES = 64
+"""Bytes of a large constant by which equal ones are looked for: weights differ in them."""
+
+COMPARED_MAX = 4
+"""Large constants with the same sampled bytes that a further one is compared with. A file may have thousands of them that differ in
+one byte, and each comparison reads a whole constant; beyond this number they are stored without being compared."""
 
 _TENSOR_TYPES = {
     "float32": OperandType.TENSOR_FLOAT32,
@@ -259,6 +266,8 @@ class GraphBuilder:
         type: int | ExtensionCode,
         inputs: Sequence[Value | bool | int | float],
         outputs: Sequence[Value],
+        *,
+        is_checked: bool = False,
     ) -> None:
         """Adds an operation; the order of the calls does not matter.
 
@@ -266,6 +275,7 @@ class GraphBuilder:
             type: Its operation.
             inputs: Values; a Python number stands for a constant scalar.
             outputs: Variables that it writes; no other operation may.
+            is_checked: Whether the caller has checked its contract with these inputs, and has the outputs' shapes from it.
 
         Raises:
             InvalidArgument: A value belongs to another graph, or an output is not a variable.
@@ -286,7 +296,8 @@ class GraphBuilder:
                 raise InvalidArgument(f"{where}, output {position}: expected a variable, got {value!r}")
         if not isinstance(type, ExtensionCode):
             ins = ins[: len(ins) - _droppable(type, ins)]
-            _check_contract(type, ins, outs, where)
+            if not is_checked:
+                _check_contract(type, ins, outs, where)
         self._steps.append(_Step(type, ins, outs))
 
     def result(
@@ -436,14 +447,18 @@ def _check_contract(type: int, inputs: Sequence[Value], outputs: Sequence[Value]
     )
 
 
+_Bytes = npt.NDArray[np.uint8]
+
+
 class _Assembly:
     """One build: the constants, extension prefixes and referenced subgraphs of all graphs."""
 
     def __init__(self) -> None:
         self._copied = bytearray()
-        self._large: list[tuple[int, bytes]] = []
+        self._large: list[tuple[int, _Bytes]] = []
         self._large_bytes = 0
         self._places: dict[bytes, tuple[OperandLifeTime, DataLocation]] = {}
+        self._large_places: dict[tuple[int, bytes], list[tuple[_Bytes, DataLocation]]] = {}
         self._prefixes: dict[str, int] = {}
         self._referenced: list[Subgraph] = []
         self._built: dict[int, int] = {}
@@ -452,10 +467,7 @@ class _Assembly:
         subgraph = self._subgraph(main)
         pools = []
         if self._large:
-            pool = Memory.create(self._large_bytes, name="aionn-constants")
-            for offset, data in self._large:
-                pool.array[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-            pools.append(pool)
+            pools.append(Memory.of_constants(self._large_bytes, self._large))
         return Model(
             main=subgraph,
             referenced=tuple(self._referenced),
@@ -507,7 +519,7 @@ class _Assembly:
         if value.extension is not None:
             changes["type"] = self._code(value.extension)
         if value._data is not None:
-            changes["lifetime"], changes["location"] = self._place(value._data.tobytes())
+            changes["lifetime"], changes["location"] = self._place(value._data)
         if value._graph is not None:
             changes["location"] = DataLocation(0, self._reference(value._graph), 0)
         return msgspec.structs.replace(value.operand, **changes)
@@ -520,16 +532,27 @@ class _Assembly:
             self._built[id(graph)] = self._referenced.index(subgraph)
         return self._built[id(graph)]
 
-    def _place(self, data: bytes) -> tuple[OperandLifeTime, DataLocation]:
+    def _place(self, array: npt.NDArray[Any]) -> tuple[OperandLifeTime, DataLocation]:
+        if array.nbytes > COPIED_BYTES_MAX:
+            return OperandLifeTime.CONSTANT_REFERENCE, self._large_place(array.reshape(-1).view(np.uint8))
+        data = array.tobytes()
         if data not in self._places:
-            if len(data) <= COPIED_BYTES_MAX:
-                self._copied.extend(bytes(-len(self._copied) % 8))
-                place = OperandLifeTime.CONSTANT_COPY, DataLocation(0, len(self._copied), len(data))
-                self._copied.extend(data)
-            else:
-                self._large_bytes += -self._large_bytes % PREFERRED_ALIGNMENT_BYTES
-                place = OperandLifeTime.CONSTANT_REFERENCE, DataLocation(0, self._large_bytes, len(data))
-                self._large.append((self._large_bytes, data))
-                self._large_bytes += len(data)
+            self._copied.extend(bytes(-len(self._copied) % 8))
+            place = OperandLifeTime.CONSTANT_COPY, DataLocation(0, len(self._copied), len(data))
+            self._copied.extend(data)
             self._places[data] = place
         return self._places[data]
+
+    def _large_place(self, data: _Bytes) -> DataLocation:
+        key = data.nbytes, data[:: data.nbytes // SAMPLED_BYTES].tobytes()
+        alike = self._large_places.setdefault(key, [])
+        for other, location in alike:
+            if np.array_equal(other, data):
+                return location
+        self._large_bytes += -self._large_bytes % PREFERRED_ALIGNMENT_BYTES
+        location = DataLocation(0, self._large_bytes, data.nbytes)
+        self._large.append((self._large_bytes, data))
+        self._large_bytes += data.nbytes
+        if len(alike) < COMPARED_MAX:
+            alike.append((data, location))
+        return location

@@ -274,10 +274,12 @@ class Check:
         if operand.type not in levels:
             names = " or ".join(operand_type_name(t) for t in levels)
             self.refuse(what, names, operand_type_name(operand.type))
-        found = OperandType(operand.type)
-        self.needs(OPERAND_TYPE_PROPERTIES[found].feature_level)
-        if isinstance(levels, Mapping):
-            self.needs(levels[found])
+        found = operand.type if type(operand.type) is OperandType else OperandType(operand.type)
+        level = OPERAND_TYPE_PROPERTIES[found].feature_level
+        if type(levels) is dict or isinstance(levels, Mapping):
+            level = max(level, levels[found])
+        if level > self.level:
+            self.level = level
         return found
 
     def same_quantization(self, what: str, a: Operand, b: Operand) -> None:

@@ -74,6 +74,7 @@ class _Step(NamedTuple):
     outputs: tuple[Value, ...]
     source: str
     name: str
+    is_checked: bool = False
 
 
 class _Room(msgspec.Struct, eq=False):
@@ -274,7 +275,7 @@ class GraphWriter:
             self._builder.variable(o.type, o.dimensions, scale=o.scale, zero_point=o.zero_point)
             for o in whole
         )
-        self._steps.append(_Step(kind, values, outputs, self.source, kind.name))
+        self._steps.append(_Step(kind, values, outputs, self.source, kind.name, is_checked=True))
         return list(outputs)
 
     def _check_room(self) -> None:
@@ -556,7 +557,7 @@ class GraphWriter:
                 value = self._copied(value)
             values.append(value)
         for step in self._live(values):
-            self._builder.operation(step.kind, step.inputs, step.outputs)
+            self._builder.operation(step.kind, step.inputs, step.outputs, is_checked=step.is_checked)
         return self._builder.finish(values), values
 
     def _live(self, outputs: Sequence[Value]) -> list[_Step]:

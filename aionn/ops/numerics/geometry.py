@@ -86,11 +86,14 @@ class Axis:
         return np.minimum(starts + self.window, self.extent) - np.maximum(starts, 0)
 
 
+_ACTIVATIONS = frozenset(map(int, FusedActivation))
+
+
 def check_activation(check: Check, index: int) -> None:
     """Demands a fused activation's enumerator where the model fixes the value."""
     value = check.constant(index)
-    if value is not None and int(value.reshape(())) not in FusedActivation.__members__.values():
-        check.refuse(f"input {index}", "a fused activation from 0 to 3", int(value.reshape(())))
+    if value is not None and value.item() not in _ACTIVATIONS:
+        check.refuse(f"input {index}", "a fused activation from 0 to 3", value.item())
 
 
 def check_window(check: Check, arguments: WindowArguments, *, may_crop: bool = False) -> None:
@@ -123,8 +126,9 @@ def check_window(check: Check, arguments: WindowArguments, *, may_crop: bool = F
 def _check_value(check: Check, index: int, least: int, expected: str, most: int | None = None) -> None:
     array = check.constant(index)
     if array is not None:
-        value = int(array.reshape(()))
-        check.require(value >= least and (most is None or value <= most), f"input {index}", expected, value)
+        value = array.item()
+        if value < least or (most is not None and value > most):
+            check.refuse(f"input {index}", expected, value)
 
 
 def image_shape(array: Array, is_nchw: bool) -> tuple[int, int, int, int]:

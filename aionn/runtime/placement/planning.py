@@ -77,6 +77,9 @@ _model_logger = logging.getLogger("aionn.model")
 
 _T = TypeVar("_T")
 
+LEVEL_OF_ALL = FeatureLevel.LEVEL_7
+"""The level that can express every model: level 8 adds none."""
+
 _SUBGRAPH_IN_CACHE = 1 << 31
 """Above every index of an operation."""
 
@@ -305,7 +308,9 @@ async def make_plan(
     """
     model = loaded.model
     levels = [device.feature_level for device in devices]
-    asked, needed = await _ask_about(model, devices, levels, options.preference)
+    # An importer checks the contracts of what it writes, and a driver the whole model: a level is needed for older devices alone.
+    is_checked = not loaded.is_by_hand and min(levels, default=0) >= LEVEL_OF_ALL
+    asked, needed = await _ask_about(model, devices, levels, options.preference, is_checked=is_checked)
     if loaded.is_by_hand:
         await _on_thread(lambda: check_stated_shapes(model), "checking a model")
     with section("LR_PC", "partition"):
@@ -456,7 +461,12 @@ def _log_choices(divisions: Mapping[int, Division], devices: Sequence[RuntimeDev
 
 
 async def _ask_about(
-    model: Model, devices: Sequence[RuntimeDevice], levels: Sequence[int], preference: ExecutionPreference
+    model: Model,
+    devices: Sequence[RuntimeDevice],
+    levels: Sequence[int],
+    preference: ExecutionPreference,
+    *,
+    is_checked: bool,
 ) -> tuple[dict[int, list[Candidate]], dict[int, int]]:
     """The devices' support, and the level needed, by number of the subgraph: the main one, and those that may be divided."""
     asked: dict[int, list[Candidate]] = {}
@@ -467,7 +477,7 @@ async def _ask_about(
         part = subgraph_model(model, number)
         with section("LR_PC", "slice"):
             needed[number], questions = await _on_thread(
-                functools.partial(_questions, part, levels), "slicing a model"
+                functools.partial(_questions, part, levels, is_checked=is_checked), "slicing a model"
             )
         asked[number] = await _ask(part, devices, questions, preference)
         found = open_references(model, number, asked[number], preference)
@@ -475,9 +485,10 @@ async def _ask_about(
     return asked, needed
 
 
-def _questions(model: Model, levels: Sequence[int]) -> tuple[int, list[Slice | None]]:
-    """The model's level, and what each device can be asked; None for a device that can be asked nothing."""
-    level = validate_model(model)
+def _questions(model: Model, levels: Sequence[int], *, is_checked: bool) -> tuple[int, list[Slice | None]]:
+    """The model's level, or ``LEVEL_OF_ALL`` if it ``is_checked``, and what each device can be asked; None for a device that can be
+    asked nothing."""
+    level = int(LEVEL_OF_ALL) if is_checked else validate_model(model)
     everything = tuple(range(len(model.main.operations)))
     needed = operation_levels(model) if level > min(levels) else ()
     return level, [

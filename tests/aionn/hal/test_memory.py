@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aionn.errors import InvalidArgument, ResourceExhausted
+from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import HardwareBufferDesc, HardwareBufferFormat, Memory, MemoryKind
 from fmq.available import Available
 
@@ -225,3 +225,34 @@ def test_image_needs_a_description_and_all_of_its_bytes() -> None:
     blob = HardwareBufferDesc(4096, 1, 1, HardwareBufferFormat.BLOB)
     with pytest.raises(InvalidArgument, match="hardware_buffer_blob"):
         Memory.from_fd(memory.fileno(), kind=MemoryKind.HARDWARE_BUFFER, image=blob)
+
+
+def test_memory_of_constants_cannot_be_written() -> None:
+    parts = [(0, np.arange(100, dtype=np.uint8)), (128, np.full(5000, 7, np.uint8))]
+    memory = Memory.of_constants(5128, parts)
+    assert memory.array[:100].tolist() == list(range(100))
+    assert not memory.array[100:128].any() and (memory.array[128:] == 7).all()
+    assert memory.is_unchanging
+    with pytest.raises(ValueError, match="read-only"):
+        memory.array[0] = 1
+    with pytest.raises(OSError, match="not permitted"):
+        os.pwrite(memory.fileno(), b"1", 0)
+    with pytest.raises(GeneralFailure, match="cannot map"):
+        Memory.from_fd(memory.fileno())
+    other = Memory.from_fd(memory.fileno(), writable=False)
+    assert other.is_unchanging and other.file == memory.file
+    memory.close()
+    assert not memory.is_unchanging and other.array[128] == 7
+
+
+def test_memory_that_can_be_written_is_not_unchanging(tmp_path: Path) -> None:
+    assert not Memory.create(64).is_unchanging
+    (tmp_path / "file").write_bytes(bytes(64))
+    with open(tmp_path / "file", "rb") as file:
+        memory = Memory.from_fd(file.fileno(), kind=MemoryKind.MMAP_FD, writable=False)
+    assert not memory.is_unchanging
+
+
+def test_constants_that_are_too_large_are_refused() -> None:
+    with pytest.raises(ResourceExhausted, match="bytes"):
+        Memory.of_constants(1 << 60, [(0, np.zeros(1, np.uint8))])

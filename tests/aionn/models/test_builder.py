@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from aionn.errors import InvalidArgument, InvalidModel
-from aionn.hal import OperandLifeTime, OperandType, OperationType
+from aionn.hal import OperandLifeTime, OperandType, OperationType, constant_array
 from aionn.interpreter import Interpreter, RunControl
-from aionn.models.builder import ExtensionCode, GraphBuilder
+from aionn.models.builder import COMPARED_MAX, ExtensionCode, GraphBuilder
 from aionn.validation import validate_model
 
 F32 = OperandType.TENSOR_FLOAT32
@@ -65,6 +65,27 @@ def test_large_constants_share_one_aligned_pool_and_equal_ones_their_bytes():
     ]
     assert offsets == [0, 192, 0]
     assert len(model.pools) == 1
+    close(model)
+
+
+def test_constants_that_differ_in_one_byte_have_bytes_of_their_own():
+    """Nothing is compared beyond a few of them: a file may have any number that are alike where they are sampled."""
+    g = GraphBuilder()
+    value = x = g.input(F32, (COUNT := 1000,))
+    arrays = [np.zeros(COUNT, np.float32) for _ in range(COMPARED_MAX + 2)]
+    for index, array in enumerate(arrays):
+        array.view(np.uint8)[1 + 4 * index] = 1
+    for array in (*arrays, *arrays):
+        value = g.result(OperationType.ADD, [value, g.constant(array.copy()), 0], x)
+    model = g.build([value])
+    constants = [o for o in model.main.operands if o.lifetime == OperandLifeTime.CONSTANT_REFERENCE]
+    for operand, array in zip(constants, (*arrays, *arrays), strict=True):
+        np.testing.assert_array_equal(constant_array(model, operand), array)
+    places = [o.location.offset for o in constants]
+    assert places[: len(arrays)] == sorted(set(places[: len(arrays)]))
+    assert places[len(arrays) :][:COMPARED_MAX] == places[:COMPARED_MAX], (
+        "those that are compared share bytes"
+    )
     close(model)
 
 

@@ -1,6 +1,6 @@
 """Base classes for drivers around an engine: a model is lowered to the engine's own form, checked by it, and run in slots.
 
-Owns which operations are supported, what is kept from a check for the preparation that follows it, prepared models with a slot for
+Owns which operations are supported, the result of a check until the preparation that follows it, prepared models with a slot for
 each of the device's, the outputs that no input decides, and what the compilation cache keeps beside the engine's file.
 
 Invariants:
@@ -24,9 +24,10 @@ import numpy as np
 from aionn.drivers.kit.arguments import Array, OutputArea
 from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
 from aionn.drivers.kit.caching import CacheContents, checked_structure, file_bytes
+from aionn.drivers.kit.engines.asked import KEPT_NS, Asked, asked_about
 from aionn.drivers.kit.engines.installed import thread_count
 from aionn.drivers.kit.engines.support import Unsupported, single_operation_model
-from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline
+from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
 from aionn.hal import (
     Capabilities,
     DeviceInfo,
@@ -119,6 +120,8 @@ class EngineDevice(BlockingDevice):
         super().__init__(info, memory_bytes_max=MEMORY_BYTES_MAX)
         self.thread_count = thread_count(threads_variable)
         self._found: tuple[Model, LoweredModel] | None = None
+        self._asked: Asked | None = None
+        self._end_of_asked: Callable[[], None] = lambda: None
 
     @abc.abstractmethod
     def lower(self, model: Model) -> LoweredModel:
@@ -163,6 +166,38 @@ class EngineDevice(BlockingDevice):
         self._found = None  # It holds the model, which must not be prepared.
         return answer
 
+    def _checked_support(self, model: Model) -> tuple[bool, ...]:
+        """See the base class. A model that was asked about before is neither validated nor lowered again."""
+        asked = self._asked
+        if asked is not None and asked.is_for(model):
+            self._found = model, asked.lowered
+            return (True,) * len(model.main.operations)
+        self._found = None
+        self._forget()
+        answer = super()._checked_support(model)
+        found = self._found
+        if found is not None and all(answer):
+            self._keep(asked_about(*found))
+        return answer
+
+    def _keep(self, asked: Asked | None) -> None:
+        def drop() -> None:
+            self._asked = None
+
+        if asked is None:
+            return
+        try:
+            self._end_of_asked = self.alarm.call_at(self.now() + KEPT_NS, drop)
+        except (
+            ResourceExhausted
+        ):  # No thread is left that would drop it: the preparation validates and lowers again.
+            return
+        self._asked = asked
+
+    def _forget(self) -> None:
+        self._asked = None
+        self._end_of_asked()
+
     def supports(self, model: Model) -> Sequence[bool]:
         """True for every operation that could be lowered and that the engine accepts: all together, or else each by itself."""
         if self._can_run(model, is_whole=True):
@@ -187,13 +222,14 @@ class EngineDevice(BlockingDevice):
         return True
 
     def keep_lowered(self, model: Model, lowered: LoweredModel) -> None:
-        """A preparation asks whether the model is supported, and then for the model: it is lowered once."""
+        """A preparation asks whether the model is supported, and then for the model, often after a question: it is lowered once."""
         self._found = model, lowered
 
     def prepare(
         self, model: Model, *, preference: ExecutionPreference, priority: Priority, deadline_ns: int | None
     ) -> EnginePreparedModel:
         found, self._found = self._found, None
+        self._forget()
         try:
             lowered = found[1] if found is not None and found[0] is model else self.lower(model)
             return self.make(model, lowered, priority, deadline_ns)

@@ -88,6 +88,7 @@ class Known:
         self._left = frozenset() if with_outputs else frozenset(self._subgraph.output_indexes)
         self._infers_shapes = infers_shapes
         self.values: dict[int, Array] = {}
+        self._constants: dict[int, Array] = {}
         self.operations: set[int] = set()
         constant_bytes = len(model.operand_values) + sum(pool.size_bytes for pool in model.pools)
         self._room_bytes = MADE_BYTES_MAX + MADE_PER_CONSTANT * constant_bytes
@@ -100,13 +101,16 @@ class Known:
 
     def value(self, index: int) -> Array | None:
         """The value of an operand that is constant, or was computed; None for others."""
-        computed = self.values.get(index)
-        if computed is not None:
-            return computed
+        found = self.values.get(index)
+        if found is None:
+            found = self._constants.get(index)
+        if found is not None:
+            return found
         operand = self._subgraph.operands[index]
         if not operand.is_constant or is_extension_operand_type(operand.type):
             return None
-        return constant_array(self._model, operand)
+        found = self._constants[index] = constant_array(self._model, operand)
+        return found
 
     def charge(self, size_bytes: int) -> None:
         """Takes the bytes of a constant that a lowering makes by itself from the model's room, before they take memory.

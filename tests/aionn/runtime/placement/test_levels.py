@@ -5,6 +5,7 @@ Together with ``test_partition`` these are the counterparts of the original runt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -29,8 +30,11 @@ from aionn.hal import (
     Subgraph,
     uniform_capabilities,
 )
+from aionn.ops.document import document
+from aionn.runtime.placement import planning
 from aionn.runtime.placement.levels import expressed_at, expressible_part, operation_levels
 from aionn.runtime.placement.partition import Candidate, Step, choose_devices, make_steps, step_model
+from aionn.runtime.placement.planning import LEVEL_OF_ALL
 from aionn.testing.models import chain
 from aionn.validation import validate_model
 
@@ -72,6 +76,31 @@ def steps_of(model: Model, *candidates: Candidate) -> list[Step]:
 # Levels
 
 LEVELS = chain([Op.RELU, Op.ABS, Op.HARD_SWISH, Op.RSQRT, Op.RELU])  # levels 1, 3, 4, 3, 1
+
+
+def test_no_operation_needs_more_than_the_level_of_all() -> None:
+    known = re.findall(r"level (\d)", document())
+    assert len(known) > 100 and max(map(int, known)) <= LEVEL_OF_ALL
+
+
+@pytest.mark.parametrize("level", [FeatureLevel.LEVEL_3, LEVEL_OF_ALL])
+async def test_file_is_validated_here_only_for_devices_of_older_levels(
+    level: FeatureLevel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The importer has checked its operations, and each driver validates what it gets."""
+    validated: list[Model] = []
+
+    def noted(model: Model) -> int:
+        validated.append(model)
+        return validate_model(model)
+
+    monkeypatch.setattr(planning, "validate_model", noted)
+    device = ReferenceDevice()
+    device.info = msgspec.structs.replace(device.info, feature_level=level)
+    async with aionn.open(devices=[device], drivers=[]) as runtime:
+        async with await runtime.compile("examples/data/digits_float.tflite") as net:
+            assert net.devices == ("reference",)
+        assert len(validated) == (level < LEVEL_OF_ALL)
 
 
 def test_level_of_an_operation_is_the_least_that_can_express_it() -> None:
