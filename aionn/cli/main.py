@@ -168,7 +168,9 @@ def _message_of(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
         command = " ".join(error.command_chain or ())
         words = " ".join(_shortened(word) for word in error.unused_tokens or ())
-        return f"{command}: expected no further argument, got {words}; see the options of aionn {command} --help"
+        return (
+            f"{command}: expected no further argument, got {words}; see the options of aionn {command} --help"
+        )
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
         return _wrong_command(error.unused_tokens[0])
     if isinstance(error, UnknownOptionError) and "Did you mean" not in str(error):
