@@ -17,6 +17,11 @@ if "t" in sys.abiflags:
     )
 
 if TYPE_CHECKING:
+    from aionn import blocking as blocking
+    from aionn import hal as hal
+    from aionn import media as media
+    from aionn import realtime as realtime
+    from aionn import watch as watch
     from aionn.errors import (
         DeadObject,
         DeviceUnavailable,
@@ -55,6 +60,9 @@ if TYPE_CHECKING:
     from aionn.runtime.runtime import open_runtime as open
 
 __version__ = "0.1.0"
+
+_MODULES = ("blocking", "hal", "media", "realtime", "watch")
+"""Modules that messages and pages name as ``aionn.media``: imported when first used, as names are."""
 
 _HOME_BY_NAME = {
     "Burst": "aionn.runtime.executions.burst",
@@ -143,6 +151,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "open":
         value = importlib.import_module("aionn.runtime.runtime").open_runtime
+    elif name in _MODULES:
+        value = importlib.import_module(f"aionn.{name}")
     elif name in _HOME_BY_NAME:
         value = getattr(importlib.import_module(_HOME_BY_NAME[name]), name)
     else:
@@ -152,4 +162,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

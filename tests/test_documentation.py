@@ -20,6 +20,13 @@ LINES_ENOUGH = 30
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+SHOWN = re.compile(
+    r"^```python\n((?:(?!^```).)*?)^```\n\n[^\n]+\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
+"""An example, one line of text, and the output of the example."""
+
+DEVICES = re.compile(r"^(?:litert-cpu|ort-cpu|reference)\b", re.MULTILINE)
+
 NEEDS_PROCESS = re.compile(r"\.pid\b|gc\.freeze\(")
 """An example that names its driver process, or keeps the collector from the objects of a device in this process."""
 
@@ -39,6 +46,12 @@ def examples() -> list[tuple[str, str]]:
         ]
         found += [(f"{page.name}[{i}]", block) for i, block in enumerate(blocks)]
     return found
+
+
+def outputs() -> dict[str, str]:
+    """The output that a page shows, by the code of the example."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return dict(found for page in pages for found in SHOWN.findall(page.read_text()))
 
 
 @pytest.mark.parametrize(
@@ -88,6 +101,12 @@ def test_example_in_the_documentation_runs(
     exec(compile(code, name, "exec"), {"__name__": "__main__"})
     told = capfd.readouterr()
     assert told.out, told.err
+    shown = outputs().get(code)
+    assert shown is None or DEVICES.sub("device", told.out) == DEVICES.sub("device", shown)
+
+
+def test_tutorial_shows_the_output_of_its_first_program() -> None:
+    assert any("examples/data/shapes_float.tflite" in code for code in outputs())
 
 
 def program(name: str, code: str) -> Any:

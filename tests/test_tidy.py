@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"aionn", "aionn.benchmarking", "aionn.drivers.*", "aionn.testing", "aionn.conformance"},
     "aionn.__main__": {"aionn.cli"},
     "aionn.blocking": PRODUCT,
-    "aionn": PRODUCT,
+    "aionn": PRODUCT | {"aionn.blocking"},
 }
 
 HOMES: dict[str, tuple[str, ...]] = {

@@ -23,6 +23,7 @@ USERS = (
 LOOKED_FOR: dict[str, str] = {
     "__dlpack__": "an application's array of any library: DLPack is a protocol of methods",
     "__file__": "a module without a file, such as a built-in one, lacks it",
+    "data": "an application's item, which may be a frame",
     "info": "the application's argument, which may be anything",
     "loop": "a worker thread of anyio has it, other threads do not",
     "native_token": "anyio's name for the loop, which only some of its versions have",

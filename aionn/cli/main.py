@@ -31,6 +31,9 @@ WORD_MAX = 200
 DESCRIPTORS = 256
 """Number of descriptors that a command may have if the system allows it: enough for some streams on some devices."""
 
+MODEL_SUFFIXES = (".tflite", ".onnx")
+"""Endings of files that are given in the place of a command."""
+
 CAUSES_MAX = 1000
 """Number of exceptions that are searched for the cause of a failure."""
 
@@ -158,13 +161,42 @@ def _print_error(text: str) -> None:
 
 def _message_of(error: CycloptsError) -> str:
     """A mistake in the arguments in one sentence: for a value that is not taken, the option and what is."""
+    from cyclopts import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+
     from aionn.errors import InvalidArgument
 
+    if isinstance(error, UnusedCliTokensError):
+        command = " ".join(error.command_chain or ())
+        words = " ".join(_shortened(word) for word in error.unused_tokens or ())
+        return (
+            f"{command}: expected no further argument, got {words}; see the options of aionn {command} --help"
+        )
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        return _wrong_command(error.unused_tokens[0])
+    if isinstance(error, UnknownOptionError) and "Did you mean" not in str(error):
+        return f"{' '.join(str(error).split())} aionn {' '.join(error.command_chain or ())} --help lists the options"
     cause, argument = error.__cause__, error.argument
     if isinstance(cause, InvalidArgument) and argument is not None and argument.tokens:
         given = " ".join(_shortened(token.value) or '""' for token in argument.tokens)
         return f"{argument.tokens[0].keyword or argument.name}: {cause}, got {given}"
     return " ".join(_shortened(word) for word in str(error).split())
+
+
+def _wrong_command(word: str) -> str:
+    """The mistake of a first word that is not a command."""
+    import difflib
+
+    from aionn.cli.overview import DESCRIPTIONS, OPTIONS
+
+    shown = _shortened(word)
+    if word.endswith(MODEL_SUFFIXES):
+        return f"expected a command, got the model {shown}; did you mean aionn run {shown}?"
+    options = [name for names in OPTIONS for name in names.split(", ")]
+    is_option = word.startswith("-")
+    commands = [place.partition(":")[2] for place in DESCRIPTIONS]
+    close = difflib.get_close_matches(word, options if is_option else [*commands, "--help"], n=1)
+    advice = f"did you mean aionn {close[0]}?" if close else "aionn --help lists all"
+    return f"expected {'an option' if is_option else 'a command'}, got {shown}; {advice}"
 
 
 def _shortened(word: str) -> str:

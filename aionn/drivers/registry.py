@@ -213,7 +213,7 @@ def load_factory(name: str) -> DriverFactory:
         found = [entry.value for entry in _entry_points() if entry.name == name]
         if not found:
             known = ", ".join((*driver_names(), *names_on_request()))
-            raise InvalidArgument(f"driver {name!r}: expected one of {known}")
+            raise InvalidArgument(f"driver {name!r}: expected one of {known}, or module:Class")
         target = found[0]
     module_name, _, attribute = target.partition(":")
     try:

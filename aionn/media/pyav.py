@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aionn.errors import DeviceUnavailable, InvalidArgument
+from aionn.platform.files import place_of
 
 __all__ = ["RgbScaler", "checked_path", "load", "open_container", "whole_packets"]
 
@@ -41,12 +42,14 @@ def checked_path(path: str | os.PathLike[str], where: str) -> str:
         mode = os.stat(text).st_mode
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidArgument(f"{where}: expected a media file at {text!r}, got: {reason}") from error
+        advice = "; aionn.media.network opens an address" if "://" in text else place_of(text)
+        raise InvalidArgument(f"{where}: expected a media file at {text!r}, got: {reason}{advice}") from error
     kind = stat.S_IFMT(mode)
     if kind != stat.S_IFREG:
         # A pipe without a writer would be waited for without end.
+        advice = "; aionn.media.camera opens a camera" if kind == stat.S_IFCHR else ""
         raise InvalidArgument(
-            f"{where}: expected a media file at {text!r}, got {_KINDS.get(kind, 'no file')}"
+            f"{where}: expected a media file at {text!r}, got {_KINDS.get(kind, 'no file')}{advice}"
         )
     return text
 

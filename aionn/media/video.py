@@ -38,7 +38,10 @@ SIZE_MAX = 16_384
 
 def checked_size(size: tuple[int, int], where: str) -> tuple[int, int]:
     """Returns ``(width, height)`` if both are between 1 and `SIZE_MAX`, else raises `InvalidArgument`."""
-    width, height = size
+    try:
+        width, height = size
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{where}: size: expected (width, height), got {size!r}") from None
     if not (1 <= width <= SIZE_MAX and 1 <= height <= SIZE_MAX):
         raise InvalidArgument(f"{where}: size: expected width and height of 1 to {SIZE_MAX}, got {size}")
     return width, height

@@ -41,7 +41,12 @@ HEAD_BYTES = 8
 
 FOREIGN = (
     (b"version ", "a pointer of Git LFS; git lfs pull fetches the model"),
-    (b"<", "a page of HTML or XML; the download failed"),
+    (b"<?xml", "XML, as OpenVINO writes it beside a .bin file; export the model as .onnx or .tflite"),
+    (b"<", "a page of HTML; the download failed"),
+    (b"\xff\xd8\xff", "a JPEG picture; the model comes first, and pictures are inputs"),
+    (b"\x89PNG", "a PNG picture; the model comes first, and pictures are inputs"),
+    (b"\x93NUMPY", "an .npy file; the model comes first, and arrays are inputs"),
+    (b"RIFF", "a WAV or AVI file; the model comes first, and recordings are inputs"),
     (b"PK\x03\x04", "a zip archive, as PyTorch and Keras write them; export the model as .onnx or .tflite"),
     (b"\x80", "a pickle, as PyTorch writes them; export the model as .onnx"),
     (b"\x89HDF", "an HDF5 file, as Keras writes them; convert the model to .tflite"),

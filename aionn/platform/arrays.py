@@ -71,8 +71,11 @@ def _values_bytes(file: BinaryIO) -> int:
     Raises:
         ValueError: It has not, or it is another file.
     """
-    if file.read(4) in _ARCHIVES:
+    begin = file.read(npy.MAGIC_LEN)
+    if begin[:4] in _ARCHIVES:
         raise ValueError("expected one array, got an archive")
+    if not begin.startswith(npy.MAGIC_PREFIX):
+        raise ValueError("this is no .npy file, as numpy.save writes it")
     file.seek(0)
     version = npy.read_magic(file)
     if version not in _HEADERS:

@@ -18,7 +18,7 @@ from io import BufferedReader
 from aionn.errors import InvalidArgument, ResourceExhausted
 from fmq.available import MemoryShortage, check_available
 
-__all__ = ["TEXT_BYTES_MAX", "MissingFile", "check_regular", "open_regular", "read_regular"]
+__all__ = ["TEXT_BYTES_MAX", "MissingFile", "check_regular", "open_regular", "place_of", "read_regular"]
 
 TEXT_BYTES_MAX = 64 << 20
 """Settings, labels and the like that people write are far smaller, and reading so much takes a second or two."""
@@ -42,6 +42,18 @@ def _kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
+def place_of(path: str) -> str:
+    """Where a path was looked for, for the end of a message about a missing file; empty for an absolute path."""
+    if path.startswith("~"):
+        return "; ~ is a home directory in shells alone, see pathlib.Path.expanduser"
+    if os.path.isabs(path):
+        return ""
+    try:
+        return f" (in {os.getcwd()})"
+    except FileNotFoundError:
+        return " (the working directory has been deleted)"
+
+
 def open_regular(path: str | os.PathLike[str], what: str) -> BufferedReader:
     """Opens a file for reading.
 
@@ -60,8 +72,9 @@ def open_regular(path: str | os.PathLike[str], what: str) -> BufferedReader:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as e:
-        error = MissingFile if isinstance(e, FileNotFoundError) else InvalidArgument
-        raise error(f"{what} {name}: cannot be read: {e.strerror}") from e
+        if isinstance(e, FileNotFoundError):
+            raise MissingFile(f"{what} {name}: cannot be read: {e.strerror}{place_of(name)}") from e
+        raise InvalidArgument(f"{what} {name}: cannot be read: {e.strerror}") from e
     except UnicodeEncodeError as e:
         raise InvalidArgument(f"{what} {name!r}: cannot be read: {e.reason}") from e
     mode = os.fstat(fd).st_mode

@@ -28,11 +28,14 @@ on. ``2**63 - 1`` is the end of time, and allowed.
 PAST_NS_MAX = 60_000_000_000
 """A deadline that passed longer ago, and before this process started, is a mistake: nothing that waits is delivered so late."""
 
-DURATION_NS_MIN = 1_000
+DURATION_MIN = 2
 """Smaller numbers are not taken for durations: 0 and 1 are deadlines that have passed."""
 
-CLOCK_S_MIN = 3600.0
-"""Seconds as a float that are larger than an hour, and within an hour of a clock, are that clock's, and no duration."""
+DURATION_NS_MIN = 100_000
+"""Smaller durations are hardly meant as nanoseconds: 33 may be milliseconds, 33,000 microseconds."""
+
+CLOCK_S_MIN = 60.0
+"""Seconds as a float that are larger than a minute, and within a minute of a clock, are that clock's, and no duration."""
 
 _STARTED_NS = time.monotonic_ns()
 _AHEAD_NS_MAX = round(AHEAD_S_MAX * 1e9)
@@ -118,15 +121,16 @@ def mistake_in(deadline_ns: object, now: int, *, wall_ns: int, real_ns: int, sta
         return f"{as_given}; {_did_you_mean(deadline_ns.total_seconds() * 1e9)}"
     if callable(deadline_ns):
         return f"{as_given}; a function is for streams, write deadline=aionn.after(seconds)"
-    if not isinstance(deadline_ns, int | float) or deadline_ns == TIME_MAX_NS:
-        return None
-    if isinstance(deadline_ns, bool):
+    if isinstance(deadline_ns, bool) or not isinstance(deadline_ns, int | float):
         return f"{as_given}; {use}"
+    if deadline_ns == TIME_MAX_NS:
+        return None
     if isinstance(deadline_ns, float):
         for clock, seconds in (("time.time()", wall_ns / 1e9), ("time.monotonic()", real_ns / 1e9)):
             if deadline_ns > CLOCK_S_MIN and abs(deadline_ns - seconds) <= CLOCK_S_MIN:
                 return f"{as_given}, which looks like {clock} in seconds; {use}"
-        return None
+        # More than a day of seconds: nanoseconds.
+        return f"{as_given}, a float; write int(...)" if deadline_ns > AHEAD_S_MAX else None
     if abs(deadline_ns - wall_ns) <= _AHEAD_NS_MAX:
         return f"{as_given}, which looks like time.time_ns(), another clock; {use}"
     if deadline_ns - now > _AHEAD_NS_MAX:
@@ -134,8 +138,9 @@ def mistake_in(deadline_ns: object, now: int, *, wall_ns: int, real_ns: int, sta
         return f"{as_given}, which is {ahead} ahead, more than a day; None means no deadline, and {use}"
     is_real = abs(now - real_ns) <= PAST_NS_MAX
     is_long_past = deadline_ns < started_ns and now - deadline_ns > PAST_NS_MAX
-    if is_real and is_long_past and DURATION_NS_MIN <= deadline_ns <= _AHEAD_NS_MAX:
-        return f"{as_given}, which looks like a duration; {_did_you_mean(deadline_ns)}"
+    if is_real and is_long_past and DURATION_MIN <= deadline_ns <= _AHEAD_NS_MAX:
+        advice = use if deadline_ns < DURATION_NS_MIN else _did_you_mean(deadline_ns)
+        return f"{as_given}, which looks like a duration; {advice}"
     return None
 
 

@@ -371,7 +371,9 @@ class Compilation:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InvalidArgument("compilation: closed")
+            raise InvalidArgument(
+                "compilation: closed; use it inside the async with of its runtime, or compile again"
+            )
         self._background.home.check("compilation")
 
     @property

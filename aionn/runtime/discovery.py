@@ -92,7 +92,9 @@ def drivers_wanted(
     if drivers is None:
         drivers = () if is_any_given else registry.driver_names()
     if isinstance(drivers, str):
-        raise InvalidArgument(f"drivers: expected a list or a mapping, got the string {drivers!r}")
+        raise InvalidArgument(
+            f"drivers: expected a list or a mapping, got the string {drivers!r}; write [{drivers!r}]"
+        )
     if not isinstance(drivers, Collection):
         raise InvalidArgument(f"drivers: expected a list or a mapping, got {drivers!r}")
     pairs = list(drivers.items()) if isinstance(drivers, Mapping) else [(name, name) for name in drivers]

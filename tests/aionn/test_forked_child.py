@@ -67,6 +67,10 @@ LEAVES = {
 @pytest.mark.parametrize("isolation", ["process", "in_process"])
 @pytest.mark.parametrize("leave", LEAVES)
 def test_parent_goes_on_however_a_forked_child_leaves(leave: str, isolation: str) -> None:
+    if leave != "os._exit" and sys.version_info >= (3, 14):
+        pytest.skip(
+            "from Python 3.14 on asyncio itself never ends in a child that is forked within a coroutine"
+        )
     words, expected = LEAVES[leave]
     done = subprocess.run(
         [sys.executable, "-c", APPLICATION.replace("LEAVE", words), isolation],

@@ -7,6 +7,7 @@ import datetime
 import gc
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -63,12 +64,24 @@ WALL_NS = 20_000 * DAY_NS
         (UP_NS / 1e9 + 0.033, "which looks like time.monotonic() in seconds; use aionn.after(seconds)"),
         (UP_NS + 3 * DAY_NS, "which is 3 days ahead, more than a day; None means no deadline"),
         (True, "got True; use aionn.after(seconds)"),
+        (33, "got 33, which looks like a duration; use aionn.after(seconds)"),
+        (33_000, "got 33000, which looks like a duration; use aionn.after(seconds)"),
+        (UP_NS + 0.5e9, "got 432000500000000.0, a float; write int(...)"),
+        ("33ms", "got '33ms'; use aionn.after(seconds)"),
     ],
 )
 def test_mistaken_deadline_is_named(deadline: Any, words: str) -> None:
     mistake = mistake_in(deadline, UP_NS, wall_ns=WALL_NS, real_ns=UP_NS, started_ns=UP_NS - NS)
     assert (
         mistake is not None and words in mistake and "expected nanoseconds on the monotonic clock" in mistake
+    )
+
+
+def test_seconds_of_the_loop_are_named_soon_after_the_machine_has_started() -> None:
+    up_ns = 300 * NS
+    mistake = mistake_in(301.5, up_ns, wall_ns=WALL_NS, real_ns=up_ns, started_ns=up_ns - NS)
+    assert (
+        mistake is not None and "looks like time.monotonic() in seconds; use aionn.after(seconds)" in mistake
     )
 
 
@@ -222,10 +235,13 @@ async def test_source_that_is_no_async_iterable_is_refused_at_the_call(net: aion
 
     async with net.burst() as burst:
         for source, words in (
+            (
+                "clip.mp4",
+                r"got a str; aionn.media.video_file and audio_file read files, and aionn.media.network an address$",
+            ),
             (generator(), r"got a generator; make it one by an async generator \(async def and yield\)"),
             ([X], "got a list; make it one"),
             (once, "got a function; call it, if it is an async generator function"),
-            ("clip.mp4", "expected an async iterable, got a str"),
         ):
             with pytest.raises(aionn.InvalidArgument, match=words):
                 burst.stream(source)  # type: ignore[type-var]
@@ -293,13 +309,20 @@ async def test_value_whose_memory_cannot_be_read(net: aionn.Compilation) -> None
 
 async def test_values_that_are_no_arrays(net: aionn.Compilation) -> None:
     with pytest.raises(
-        aionn.InvalidArgument, match=r"expected a list with 1 arrays, got a ndarray; write \[array\]"
+        aionn.InvalidArgument, match=r"expected a list with 1 array, got a ndarray; write \[array\]"
     ):
         await net.execute(X)  # type: ignore[arg-type]
-    with pytest.raises(aionn.InvalidArgument, match=r"expected 1 arrays, got 2 \(it takes input0\)"):
+    with pytest.raises(aionn.InvalidArgument, match=r"expected 1 array, got 2 \(it takes input0\)"):
         await net.execute([X, X])
     with pytest.raises(aionn.InvalidArgument, match=r"got a list \(see numpy.asarray\)"):
         await net.execute([[1.0, 2.0]])
+    with pytest.raises(
+        aionn.InvalidArgument, match=r"got a dict; write a list in the order of net.inputs: input0$"
+    ):
+        await net.execute({"input0": X})  # type: ignore[arg-type]
+    for path in ("picture.jpg", Path("picture.jpg")):
+        with pytest.raises(aionn.InvalidArgument, match=r"; a path is not read here$"):
+            await net.execute([path])
 
 
 async def test_image_of_another_library_in_a_writer(runtime: aionn.Runtime) -> None:

@@ -84,7 +84,12 @@ async def test_pipe_and_device_are_no_models(tmp_path: Path, cached: bool) -> No
     [
         ("a.tflite", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS; .*git lfs pull"),
         ("a.onnx", b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS; .*git lfs pull"),
-        ("a.onnx", b"<!DOCTYPE html><html></html>", "a page of HTML or XML; .*download"),
+        ("a.onnx", b"<!DOCTYPE html><html></html>", "a page of HTML; .*download"),
+        ("a.xml", b'<?xml version="1.0"?><net/>', "XML, as OpenVINO writes it .*; export"),
+        ("a.jpg", b"\xff\xd8\xff\xe0\0\x10JFIF", "a JPEG picture; the model comes first"),
+        ("a.png", b"\x89PNG\r\n\x1a\n", "a PNG picture; the model comes first"),
+        ("a.npy", b"\x93NUMPY\x01\0", "an .npy file; the model comes first"),
+        ("a.wav", b"RIFF\x24\0\0\0WAVE", "a WAV or AVI file; the model comes first"),
         ("a.pt", b"PK\x03\x04\x14\0\0\0\0\0", "a zip archive.*; export"),
         ("a.pt", b"\x80\x02\x8a\x0a", "a pickle.*; export"),
         ("a.h5", b"\x89HDF\r\n\x1a\n", "an HDF5 file.*; convert"),

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import functools
 import re
+from collections.abc import AsyncIterator
+from typing import Any
 
+import anyio
+import numpy as np
 import pytest
 
+import aionn
+from aionn.testing.models import identity
 from tests.documentation.pages import ROOT
 from tests.test_tidy import PACKAGES, parse, read
 
@@ -55,6 +62,48 @@ def sources() -> dict[str, str]:
 def test_message_is_a_text_of_the_code(message: str, sources: dict[str, str]) -> None:
     assert len(message.replace("...", "").strip(" :,;()")) >= 12, "too few words to be found"
     assert is_text_of(message, sources)
+
+
+# --- Messages of Python -------------------------------------------------------------------------------------------------------
+
+PROGRAMS = {
+    "'coroutine' object has no attribute '...'": "net.execute([X]).outputs",
+    "'...' object does not support the context manager protocol": "with aionn.open(): pass",
+    "object ... can't be used in 'await' expression": "await aionn.open()",
+    "'...' object is not iterable": "for result in burst.stream(once()): pass",
+    "'async with' outside async function": "exec('async with aionn.open(): pass')",
+    "asyncio.run() cannot be called from a running event loop": "asyncio.run(once())",
+    "takes 2 positional arguments but 3 were given": "await net.execute(X, X)",
+    "'Result' object is not subscriptable": "(await net.execute([X]))[0]",
+}
+"""A mistake for each message of Python that the page lists."""
+
+
+async def mistaken(program: str) -> str:
+    """What Python says about a program of one line."""
+    X = np.zeros(4, np.float32)
+
+    async def once() -> AsyncIterator[Any]:
+        yield X
+
+    names = {"aionn": aionn, "asyncio": asyncio, "X": X, "once": once}
+    async with aionn.open(drivers=["reference"], isolation="in_process") as runtime:
+        net = await runtime.compile(identity((4,)))
+        async with net.burst() as burst:
+            exec(f"async def mistake(net, burst):\n    {program}", names)
+            with pytest.raises((TypeError, AttributeError, SyntaxError, RuntimeError)) as caught:
+                await names["mistake"](net, burst)  # type: ignore[operator]
+    return str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_message_of_python_is_what_it_says() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    listed = re.findall(r"(?m)^\| Python: `(.+?)` \|", page)
+    assert listed == list(PROGRAMS)
+    for message, program in PROGRAMS.items():
+        told = anyio.run(mistaken, program)
+        assert re.search(".*".join(map(re.escape, message.split("..."))), told), f"{program}: {told}"
 
 
 def test_message_that_does_not_exist_is_noticed() -> None:

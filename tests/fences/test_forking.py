@@ -52,6 +52,10 @@ LEAVES = {
 
 @pytest.mark.parametrize("leave", LEAVES)
 def test_wait_of_the_parent_ends_however_a_forked_child_leaves(leave):
+    if leave != "os._exit" and sys.version_info >= (3, 14):
+        pytest.skip(
+            "from Python 3.14 on asyncio itself never ends in a child that is forked within a coroutine"
+        )
     words, expected = LEAVES[leave]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.replace("LEAVE", words)],

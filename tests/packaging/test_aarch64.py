@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.building import call_backend
-
-STEP_S_MAX = 600
+from tests.packaging.debian import STEP_S_MAX, fetch_debian, step
 
 PROGRAM = """
 import platform, sys, threading
@@ -47,43 +46,6 @@ result = anyio.run(main)
 assert result.outputs[0].shape == (1, 11) and abs(float(result.outputs[0].sum()) - 1) < 1e-3
 print(platform.machine(), fmq._native.__file__)
 """
-
-
-def step(command: list[str | Path], reason: str) -> None:
-    """Runs a command that fetches; skips the test where it cannot."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S_MAX)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        pytest.skip(f"{reason}: {e}")
-    if done.returncode:
-        pytest.skip(f"{reason}: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
-
-
-def fetch_debian(folder: Path, packages: list[str], *options: str) -> Path:
-    """Packages of Debian and all that they need, unpacked into a folder."""
-    state, root = folder / "apt", folder / "root"
-    for part in ("state/lists/partial", "cache/archives/partial"):
-        (state / part).mkdir(parents=True)
-    root.mkdir()
-    (state / "status").touch()
-    apt = [
-        "apt-get",
-        "-qq",
-        "-y",
-        *options,
-        "-o",
-        f"Dir::State={state}/state",
-        "-o",
-        f"Dir::Cache={state}/cache",
-    ]
-    apt += ["-o", f"Dir::State::status={state}/status", "-o", "APT::Sandbox::User=root"]
-    apt += ["-o", "Debug::NoLocking=1", "-o", "APT::Install-Recommends=0"]
-    reason = f"Debian's {packages[0]} cannot be fetched here"
-    step([*apt, "update"], reason)
-    step([*apt, "--download-only", "install", *packages], reason)
-    for archive in sorted((state / "cache/archives").glob("*.deb")):
-        step(["dpkg-deb", "-x", archive, root], reason)
-    return root
 
 
 @pytest.mark.long

@@ -99,7 +99,7 @@ class Digits(msgspec.Struct, frozen=True):
 
 
 class VideoReport(msgspec.Struct, frozen=True):
-    """Results of the video stream."""
+    """Results of the video stream; ``classes`` has each recognised class once, in the order of their first frames."""
 
     frames: int
     on_time: int
@@ -108,10 +108,11 @@ class VideoReport(msgspec.Struct, frozen=True):
     accuracy: float
     fps: float
     latency_ms: Latency
+    classes: tuple[str, ...] = ()
 
 
 class AudioReport(msgspec.Struct, frozen=True):
-    """Results of the audio stream."""
+    """Results of the audio stream; ``words`` has those that were found, in their order."""
 
     windows: int
     on_time: int
@@ -120,6 +121,7 @@ class AudioReport(msgspec.Struct, frozen=True):
     words_expected: int
     words_found: int
     latency_ms: Latency
+    words: tuple[str, ...] = ()
 
 
 class DemoReport(msgspec.Struct, frozen=True):
@@ -274,19 +276,22 @@ def _video_report(answers: _Answers, truth: Shapes) -> VideoReport:
         accuracy=round(right / max(1, len(recognised)), 4),
         fps=round(figures.per_second, 2),
         latency_ms=latency_of(answers.stream),
+        classes=tuple(dict.fromkeys(r.label for r in recognised if r.probability > PROBABILITY_MIN)),
     )
 
 
 def _audio_report(answers: _Answers, truth: Digits) -> AudioReport:
     figures = answers.stream.figures
+    found = [word.word for word in truth.words if _is_found(word, answers.recognised)]
     return AudioReport(
         windows=presented_count(answers.stream),
         on_time=figures.counts["on_time"],
         late=figures.counts["late"],
         dropped=dropped_count(answers.stream),
         words_expected=len(truth.words),
-        words_found=sum(_is_found(word, answers.recognised) for word in truth.words),
+        words_found=len(found),
         latency_ms=latency_of(answers.stream),
+        words=tuple(found),
     )
 
 
@@ -306,13 +311,15 @@ def _print_summary(report: DemoReport) -> None:
         print_line(report.realtime, lead="real time")
     print_line(
         f"{video.frames} frames at {video.fps:.1f}/s: {video.on_time} on time (33 ms), {video.late} late, "
-        f"{video.dropped} dropped; {video.accuracy:.1%} right; "
+        f"{video.dropped} dropped; accuracy {video.accuracy:.1%}; "
         f"latency p50 {video.latency_ms.p50:.1f} ms, p99 {video.latency_ms.p99:.1f} ms",
         lead="video",
     )
     print_line(
         f"{audio.windows} windows: {audio.on_time} on time (100 ms), {audio.late} late, "
-        f"{audio.dropped} dropped; {audio.words_found} of {audio.words_expected} words found; "
+        f"{audio.dropped} dropped; accuracy {audio.words_found} of {audio.words_expected} words; "
         f"latency p50 {audio.latency_ms.p50:.1f} ms, p99 {audio.latency_ms.p99:.1f} ms",
         lead="audio",
     )
+    print_line(", ".join(video.classes) or "none", lead="classes")
+    print_line(", ".join(audio.words) or "none", lead="words")

@@ -180,6 +180,10 @@ def camera(
         raise InvalidArgument(f"{where}: queue_frames_max: expected 1 to {QUEUE_MAX}, got {queue_frames_max}")
     if (isinstance(name, int) and name < 0) or name == "":
         raise InvalidArgument(f"{where}: name: expected a number from 0, a path or a name, got {name!r}")
+    if "://" in str(name):
+        raise InvalidArgument(
+            f"{where}: name: expected a number, a path or a name, got the address {name!r}; use aionn.media.network"
+        )
     buffers = BUFFERS_MIN if keep == "latest" else max(BUFFERS_MIN, queue_frames_max + 2)
     opener = _CameraOpener(system or System(), name, wish, size, buffers, input_index, controls or {}, into)
     return LiveSource(

@@ -185,7 +185,7 @@ def _words(error: Exception) -> str:
     if type(error).__name__ == "ExitError":
         return "the server was silent for too long"
     if getattr(error, "errno", None) == errno.EIO:
-        return "the server ended the connection"
+        return "the server ended the connection, or its name has no address"
     return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
 
 

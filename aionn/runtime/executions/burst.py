@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, overload
@@ -125,7 +126,7 @@ class Burst:
     @shortages_raised("burst")
     async def __aenter__(self) -> Self:
         if self._was_entered or self._closed:
-            raise InvalidArgument("burst: can be entered once")
+            raise InvalidArgument("burst: can be entered once; call net.burst() again")
         self._was_entered = True
         try:
             async with self._opening:
@@ -321,7 +322,7 @@ class Burst:
         self, buffer: FrameBuffer, deadline_ns: int | None, priority: Priority | None, measure: bool
     ) -> Coroutine[Any, Any, Result]:
         if self._closed:
-            raise InvalidArgument("burst: closed")
+            raise InvalidArgument("burst: closed; use it inside its async with, or call net.burst() again")
         self._background.home.check("slot")
         return self._run(buffer, deadline_ns, self._priority if priority is None else priority, measure, True)
 
@@ -575,6 +576,8 @@ def _check_source(source: object) -> None:
     advice = ""
     if callable(source):
         advice = "; call it, if it is an async generator function"
+    elif isinstance(source, str | os.PathLike):
+        advice = "; aionn.media.video_file and audio_file read files, and aionn.media.network an address"
     elif isinstance(source, Iterable):
         advice = "; make it one by an async generator (async def and yield), or by aionn.media.Source"
     raise InvalidArgument(f"stream: expected an async iterable, got a {type(source).__name__}{advice}")

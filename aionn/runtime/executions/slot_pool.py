@@ -196,7 +196,7 @@ class SlotPool:
             InvalidArgument: The burst is not open.
         """
         if self._closed:
-            raise InvalidArgument("burst: closed")
+            raise InvalidArgument("burst: closed; use it inside its async with, or call net.burst() again")
         if not self._buffers:
             raise InvalidArgument("burst: not open; use it with async with")
         self._background.home.check("burst")

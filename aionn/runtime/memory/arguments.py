@@ -39,6 +39,7 @@ from aionn.hal import (
 )
 from aionn.hal.pooled_request import place_values
 from aionn.runtime.memory.declared import Declared, in_declared, number_of, stored_as
+from aionn.runtime.memory.remedies import remedy_for_input
 
 __all__ = [
     "AREAS_KEPT_MAX",
@@ -159,12 +160,13 @@ def check_inputs(
 
 def _not_a_list_of(specs: Sequence[TensorSpec], values: object) -> InvalidArgument:
     names = ", ".join([spec.name for spec in specs[:NAMED_MAX]] + ["..."] * (len(specs) > NAMED_MAX))
+    count = f"{len(specs)} array{'' if len(specs) == 1 else 's'}"
     if isinstance(values, list | tuple):
-        return InvalidArgument(f"inputs: expected {len(specs)} arrays, got {len(values)} (it takes {names})")
+        return InvalidArgument(f"inputs: expected {count}, got {len(values)} (it takes {names})")
     advice = "; write [array]" if isinstance(values, np.ndarray) else ""
-    return InvalidArgument(
-        f"inputs: expected a list with {len(specs)} arrays, got a {type(values).__name__}{advice}"
-    )
+    if isinstance(values, Mapping):
+        advice = f"; write a list in the order of net.inputs: {names}"
+    return InvalidArgument(f"inputs: expected a list with {count}, got a {type(values).__name__}{advice}")
 
 
 def _check_input(
@@ -175,12 +177,16 @@ def _check_input(
     where = f"input {index} ({spec.name})"
     if value is None:
         if index in needed():
-            raise InvalidArgument(f"{where}: missing")
+            raise InvalidArgument(f"{where}: missing; it cannot be left out (it takes {_taken(spec)})")
         return None
     try:
         return _fitted(spec, value, where)
     except InvalidArgument as e:
-        raise InvalidArgument(f"{e} (it takes {_taken(spec)})") from e.__cause__
+        known = spec.declared
+        types = (spec.dtype.name,) if known is None else (known.dtype, spec.dtype.name)
+        dimensions = spec.dimensions if known is None or known.dimensions is None else known.dimensions
+        remedy = remedy_for_input(value, types, dimensions, is_quantised=spec.scale != 0)
+        raise InvalidArgument(f"{e} (it takes {_taken(spec)}){remedy}") from e.__cause__
 
 
 def _taken(spec: TensorSpec) -> str:

@@ -17,6 +17,7 @@ from aionn.errors import InvalidArgument
 from aionn.hal import OperandType, operand_type_name
 from aionn.runtime.memory.arguments import Array, TensorSpec, check_unmasked
 from aionn.runtime.memory.real_values import Writer, check_input
+from aionn.runtime.memory.remedies import remedy_for_picture
 
 __all__ = ["Fit", "boxes_in_picture", "image_size", "image_writer"]
 
@@ -62,7 +63,7 @@ def image_writer(
     """
     check_input(spec, "image_writer")
     order = _image_order(spec)
-    height, width, channels = (spec.dimensions[1:][axis] for axis in order)
+    shape = height, width, channels = tuple(spec.dimensions[1:][axis] for axis in order)
     if fit not in get_args(Fit):
         raise InvalidArgument(f"image_writer: fit: expected one of {', '.join(get_args(Fit))}, got {fit!r}")
     if not 0 <= fill <= 255:
@@ -72,16 +73,18 @@ def image_writer(
     bar = np.full((1, 1, channels), fill, np.uint8)
 
     def write(value: Any, view: Array) -> None:
-        picture = view[0].transpose(order)
         if not isinstance(value, np.ndarray):
             raise InvalidArgument(
-                f"{spec.name}: expected a picture as a uint8 array, got a {type(value).__name__}; numpy.asarray(image) makes it one"
+                f"{spec.name}: expected a picture as a uint8 array, got a {type(value).__name__}"
+                f"{remedy_for_picture(value, width, height)}"
             )
         check_unmasked(value, spec.name)
-        if value.dtype != np.uint8 or (value.shape != picture.shape and not fitting.takes(value)):
+        if value.dtype != np.uint8 or (value.shape != shape and not fitting.takes(value)):
             raise InvalidArgument(
-                f"{spec.name}: expected a uint8 picture of shape {list(picture.shape)}, got {value.dtype} {list(value.shape)}"
+                f"{spec.name}: expected a uint8 picture of shape {list(shape)}, got {value.dtype} {list(value.shape)}"
+                f"{remedy_for_picture(value, width, height)}"
             )
+        picture = view[0].transpose(order)
         if value.shape == picture.shape:
             convert(value, picture)
             return

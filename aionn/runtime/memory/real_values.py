@@ -54,7 +54,9 @@ def value_writer(spec: TensorSpec) -> Writer:
     def write(value: Any, view: Array) -> None:
         array = _real_numbers(value, view.size, spec.name)
         if array.size != view.size:
-            raise InvalidArgument(f"{spec.name}: expected {view.size} values, got {array.size}")
+            raise InvalidArgument(
+                f"{spec.name}: expected {view.size} values (its shape is {list(view.shape)}), got {array.size}"
+            )
         array = array.reshape(view.shape)
         if spec.scale:
             info = np.iinfo(spec.dtype)

@@ -147,7 +147,7 @@ async def load_model(
             raise
         return LoadedModel(model, inputs, outputs, is_by_hand=True)
     if not isinstance(model, str | os.PathLike):
-        advice = ""
+        advice = "; export it to a file that ends in .tflite or .onnx, and give its path"
         if isinstance(model, bytes | bytearray | memoryview):
             advice = "; write the bytes to a file (its name ends in .tflite or .onnx) and give its path"
         raise InvalidArgument(f"model: expected a path or a Model, got a {type(model).__name__}{advice}")

@@ -53,7 +53,8 @@ async def listen_at(path: str, mode: int) -> tuple[socket.socket, int]:
             return listener, _make(listener, path, mode)
     except (OSError, UnicodeError, ValueError) as e:
         listener.close()
-        raise DeviceUnavailable(f"socket {path}: cannot be served: {e}") from e
+        reason = "its folder does not exist" if isinstance(e, FileNotFoundError) else e
+        raise DeviceUnavailable(f"socket {path}: cannot be served: {reason}") from e
     except BaseException:
         listener.close()
         raise

@@ -191,7 +191,7 @@ def test_cameras_of_this_machine_are_listed(answered: Callable[..., Any]) -> Non
         ),
         (("run", "{data}/digits_float.tflite", "--count", "0"), "--count: expected from 1"),
         (("run", "{data}/digits_float.tflite", "--priority", "urgent"), "expected one of low, medium, high"),
-        (("run", "{data}/digits_float.tflite", "--input", "{data}/digits.wav"), "expected an .npy file"),
+        (("run", "{data}/digits_float.tflite", "--input", "{data}/digits.wav"), "this is no .npy file"),
         (
             ("run", "{data}/digits_float.tflite", "--input", "{tmp}/wrong.npy"),
             "expected shape [1, 49, 40, 1]",
@@ -252,6 +252,30 @@ def test_mistake_is_told_in_one_sentence(
     (line,) = finished.stderr.splitlines()
     assert line.startswith("aionn: ") and message in line
     assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ("run", "m.tflite", "a.jpg"),
+            "run: expected no further argument, got a.jpg; see the options of aionn run --help",
+        ),
+        (("m.onnx",), "expected a command, got the model m.onnx; did you mean aionn run m.onnx?"),
+        (("rum", "m.onnx"), "expected a command, got rum; did you mean aionn run?"),
+        (("help",), "expected a command, got help; did you mean aionn --help?"),
+        (("gpu",), "expected a command, got gpu; aionn --help lists all"),
+        (("--verison",), "expected an option, got --verison; did you mean aionn --version?"),
+        (
+            ("watch", "clip.mp4", "--port", "1"),
+            "Unknown option: --port. aionn watch --help lists the options",
+        ),
+        (("run", "m.onnx", "--devices", "reference"), "Unknown option: --devices. Did you mean --device?"),
+    ],
+)
+def test_word_that_is_not_expected(arguments: tuple[str, ...], words: str, aionn_here: Command) -> None:
+    finished = aionn_here(*arguments)
+    assert (finished.returncode, " ".join(finished.stderr.split())) == (2, f"aionn: {words}")
 
 
 @pytest.mark.forked("any")

@@ -13,6 +13,8 @@ from tests.aionn.reports.test_terminal import in_terminal, plain
 
 DEMO = "from aionn.cli.main import main; main(['demo'])"
 RUN_S_MAX = 100
+CLASSES = "\nclasses "
+WORDS = re.compile(r"words (\w+, ){20,29}\w+")
 
 
 @pytest.mark.long
@@ -22,7 +24,8 @@ def test_demo_fits_its_terminal(width: int) -> None:
     shown = plain(in_terminal(width, DEMO))
     lines = re.split(r"[\r\n]+", shown)
     assert [line for line in lines if len(line.rstrip()) > width] == []
-    assert "accuracy" in shown and "video" in shown and "audio" in shown
+    assert "accuracy 100.0%" in shown and "video" in shown and "audio" in shown
+    assert CLASSES in shown and WORDS.search(" ".join(shown.split()))
 
 
 @pytest.mark.long
@@ -34,4 +37,9 @@ def test_demo_in_a_pipe_is_plain_text(colours: str) -> None:
         [sys.executable, "-c", DEMO], capture_output=True, text=True, timeout=RUN_S_MAX, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert "accuracy" in done.stdout and "\x1b" not in done.stdout + done.stderr and "\r" not in done.stdout
+    assert CLASSES in done.stdout and WORDS.search(done.stdout)
+    assert (
+        "accuracy 100.0%" in done.stdout
+        and "\x1b" not in done.stdout + done.stderr
+        and "\r" not in done.stdout
+    )

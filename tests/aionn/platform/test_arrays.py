@@ -38,11 +38,11 @@ def test_array_is_read(tmp_path: Path, is_mapped: bool, order: str) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "reading magic string"),
+        (b"", "this is no .npy file, as numpy.save writes it"),
         (b"\x93NUMPY\x01\x00", "reading array header length"),
         (b"\x93NUMPY\x09\x00", "version"),
         (b"PK\x03\x04, and no archive", "got an archive"),
-        (b"\x80\x04pickle", "magic string"),
+        (b"\x80\x04pickle", "this is no .npy file"),
         (headed("(" * 100), "the header cannot be read"),
         (headed("{'shape': (-" + "-" * 80), "header"),
         (shaped("(9999999999999,)"), "expected 9999999999999 bytes of values by its header, got 4"),

@@ -128,7 +128,7 @@ def test_blocking_call_refuses_it_likewise(value: str) -> None:
 
 @pytest.mark.parametrize("inputs", [(x for x in [X]), {0: X}, {1.0}, "x", X])
 def test_inputs_that_are_not_a_list_are_refused(inputs: Any) -> None:
-    with pytest.raises(aionn.InvalidArgument, match="expected a list with 1 arrays"):
+    with pytest.raises(aionn.InvalidArgument, match="expected a list with 1 array"):
         check_inputs([SPEC], inputs)
 
 

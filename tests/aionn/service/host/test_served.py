@@ -383,6 +383,8 @@ async def test_stale_socket_is_replaced_and_a_served_one_is_not(served: Any, tmp
     assert ordinary.read_text() == "precious"
     with pytest.raises(DeviceUnavailable, match="cannot be served"):
         await listen(device, tmp_path / ("x" * 200))
+    with pytest.raises(DeviceUnavailable, match=r"cannot be served: its folder does not exist$"):
+        await listen(device, tmp_path / "none" / "npu.sock")
     await device.aclose()
 
 
