@@ -291,11 +291,6 @@ class Peer:
         self._use = Use()
 
     @property
-    def is_alone(self) -> bool:
-        """Whether no other process is served."""
-        return self._turns is None
-
-    @property
     def calls(self) -> int:
         """Number of its calls in progress."""
         return sum(load.worked_on for load in self.loads)
