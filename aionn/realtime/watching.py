@@ -39,9 +39,11 @@ OWNERS_MAX = 256
 DESCRIPTORS = 2 * WATCHED_MAX + OWNERS_MAX + 16
 """Descriptors needed: two for each thread, one for each connection, and some for Python."""
 
-MESSAGE_BYTES_MAX = 512
+MESSAGE_BYTES_MAX = 1536
+"""Longest message; the rest of a longer one is cut off, and it is ignored. The longest is that which names a thread."""
+
 NAME_LENGTH_MAX = 100
-"""Characters kept of a thread's name: a message has 512 bytes, and a character may take four or more."""
+"""Characters kept of a thread's name: one takes twelve bytes of a message at most, as two escaped surrogates."""
 
 MESSAGES_MAX = 256
 """Most messages of one owner that are read before the next check."""
@@ -120,7 +122,11 @@ class _Thread:
 
 
 class Watch:
-    """All monitored threads, and the connections on which they were registered."""
+    """All monitored threads, and the connections on which they were registered.
+
+    A message without a meaning is ignored, whatever it holds: the threads of the other connections are monitored further. Only the
+    process that started the watchdog can have it use a connection; other descriptors that come are closed.
+    """
 
     def __init__(self, first: socket.socket) -> None:
         """Monitors no thread yet.
@@ -180,13 +186,13 @@ class Watch:
                 return
             except OSError:
                 data, descriptors = b"", []
-            given = [socket.socket(fileno=fd) for fd in descriptors]
             if not data:
+                _close_all(descriptors)
                 self._drop_owner(owner)
                 return
             try:
                 message = json.loads(data)
-            except ValueError:
+            except (ValueError, RecursionError):
                 message = None
             match message:
                 case {"watch": [int(pid), int(tid), str(name)]}:
@@ -195,10 +201,9 @@ class Watch:
                     known = self._threads.get((pid, tid))
                     if known is not None and known.owner is owner:
                         self._forget((pid, tid))
-                case {"lend": []} if given and len(self._owners) < OWNERS_MAX:
-                    self._add_owner(given.pop())
-            for unused in given:
-                unused.close()
+                case {"lend": []} if owner is self._first and descriptors and len(self._owners) < OWNERS_MAX:
+                    self._lend(descriptors.pop())
+            _close_all(descriptors)
 
     def _watch(self, pid: int, tid: int, name: str, owner: socket.socket) -> None:
         """Monitors a thread if it can, and sends the owner the answer."""
@@ -222,6 +227,14 @@ class Watch:
         if thread is not None:
             thread.close()
 
+    def _lend(self, fd: int) -> None:
+        try:
+            owner = socket.socket(fileno=fd)
+        except OSError:
+            _close_all([fd])  # It is not a socket.
+            return
+        self._add_owner(owner)
+
     def _add_owner(self, owner: socket.socket) -> None:
         # The socket's mode is set, since recv_fds of Python 3.11 ignores MSG_DONTWAIT.
         owner.setblocking(False)
@@ -241,6 +254,15 @@ class Watch:
         del self._owners[owner.fileno()]
         if owner is not self._first:
             owner.close()
+
+
+def _close_all(descriptors: list[int]) -> None:
+    # As numbers: those of a driver's process need not be sockets.
+    for fd in descriptors:
+        try:
+            os.close(fd)
+        except OSError:
+            pass
 
 
 def _write(line: str) -> None:

@@ -10,7 +10,8 @@ Invariants:
 2. Every job that entered is started exactly once, unless it left before: with a slot, or without one when its deadline has come. A
    suspended job is started again.
 3. No job overtakes by being on another path: while one waits, the policy decides about every other one.
-4. At most ``waiting_max`` jobs wait; of one client, or of the connections of a process, about half of what others leave at most.
+4. At most ``waiting_max`` jobs wait, suspended ones among them; of one client, or of the connections of a process, about half of
+   what others leave at most.
 5. Frames of reserved streams are all seen by the policy, whatever their client, and run on the slots of their reservations.
 6. A preemption is withdrawn when the job that preempts gets another slot, or leaves, before the other one is suspended.
 
@@ -68,7 +69,16 @@ class ClientJob(Job):
         slot: The index of the slot that it holds; None means no slot.
     """
 
-    __slots__ = ("_arrival", "_is_behind", "_since_ns", "is_preempted", "model", "owner", "slot")
+    __slots__ = (
+        "_arrival",
+        "_is_behind",
+        "_is_suspended",
+        "_since_ns",
+        "is_preempted",
+        "model",
+        "owner",
+        "slot",
+    )
 
     def __init__(
         self,
@@ -88,6 +98,7 @@ class ClientJob(Job):
         self.slot: int | None = None
         self._arrival = 0
         self._is_behind = False
+        self._is_suspended = False
         self._since_ns = 0
 
     def plan(self, number: int, now_ns: int, expected_ns: int) -> None:
@@ -206,6 +217,7 @@ class SharedSlots:
         self._shown: dict[tuple[Hashable, Priority], list[ClientJob]] = {}
         self._behind: dict[tuple[Hashable, Priority], _Behind] = {}
         self._behind_count = 0
+        self._suspended: dict[Hashable, int] = {}
 
     @property
     def waiting_count(self) -> int:
@@ -266,7 +278,9 @@ class SharedSlots:
 
     def _waiting_of(self, process: Hashable) -> int:
         groups = [(process, priority) for priority in Priority]
-        return sum(len(self._shown.get(group, ())) + len(self._behind.get(group, ())) for group in groups)
+        return self._suspended.get(process, 0) + sum(
+            len(self._shown.get(group, ())) + len(self._behind.get(group, ())) for group in groups
+        )
 
     def enter_reserved(self, job: ClientJob, server: BandwidthServer) -> Frame:
         """Admits a frame of a reserved stream, as ``enter``; for the policy that plans.
@@ -351,7 +365,14 @@ class SharedSlots:
         job.state = JobState.WAITING
         self._queue.add(job, now_ns)
         self._queued[job.number] = job
+        process = _process(job)
+        self._suspended[process] = self._suspended.get(process, 0) + 1
+        job._is_suspended = True
         self._decide(now_ns)
+
+    def suspended_of(self, job: ClientJob) -> int:
+        """Number of suspended jobs of the process whose job this is."""
+        return self._suspended.get(_process(job), 0)
 
     def _free(self, job: ClientJob) -> DeviceSlot:
         assert job.slot is not None, "only a holder's slot is freed"
@@ -420,6 +441,12 @@ class SharedSlots:
     def _remove(self, job: ClientJob) -> None:
         self._queue.remove(job)
         del self._queued[job.number]
+        if job._is_suspended:
+            job._is_suspended = False
+            process = _process(job)
+            self._suspended[process] -= 1
+            if not self._suspended[process]:
+                del self._suspended[process]
 
     def _unshow(self, job: ClientJob) -> None:
         """Shows the next job of the client and class of one that has left the queue."""

@@ -11,7 +11,8 @@ Invariants:
    job closes their way: from then on each call that still runs is a job like any other, until it is released.
 4. The queue is bounded, in all by ``scheduler.planned_queue.WAITING_MAX`` and for each client's process: further jobs are rejected
    with RESOURCE_EXHAUSTED.
-5. A preempted job keeps its thread, which sleeps until the job is started again; others run on threads of their own.
+5. A preempted job keeps its thread, which sleeps until the job is started again; others run on threads of their own. Where
+   ``SUSPENDED_MAX`` jobs of a client's process sleep in this way, a further one runs to its end.
 
 The queue of the runtime's dispatcher orders the jobs of one application; this one orders what several clients sent.
 """
@@ -39,6 +40,11 @@ from fences import SyncFence
 from fmq import Permit, Slots
 
 __all__ = ["GateControl", "SlotGate", "run_on_gate"]
+
+SUSPENDED_MAX = 16
+"""Most jobs of one process that are suspended, each with a thread: a class preempts lower ones, of which one job is suspended for
+each slot, as a rule. Without a limit a client could have thousands: each is preempted, and then a more urgent one of its class
+is started before it is."""
 
 _T = TypeVar("_T")
 
@@ -301,7 +307,7 @@ class SlotGate:
         """Lets a more urgent job run, on another thread, and sleeps until the preempted one is started again."""
         began_ns = self._now()
         with self._lock:
-            if not job.is_preempted:
+            if not job.is_preempted or self._slots.suspended_of(job) >= SUSPENDED_MAX:
                 return
             self._paused_count += 1
             if self._start_threads() is not None:

@@ -24,7 +24,7 @@ import anyio
 import anyio.abc
 import anyio.from_thread
 
-from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted, status_of
+from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted, status_of
 from aionn.hal import (
     Buffer,
     BufferDefaults,
@@ -432,6 +432,8 @@ class Session:
                 pass  # The client is gone, or does not know the launch: there is no one to notify.
             finally:
                 self.account.give_back("executions")
+                if outcome and outcome[0].status is ErrorStatus.NONE:
+                    self._peer.executed()
 
         self._tasks.start_soon(notify)
         try:
@@ -461,6 +463,12 @@ class Session:
                 for fence in body.wait_for:
                     wait_for.append(self._fences.take(fence))
                 launched = await self._launch_fenced(body, wait_for, channel)
+                outcome = launched.fence
+                if outcome is not None and not isinstance(outcome, SyncFence):
+                    raise GeneralFailure(
+                        f"{self._device.info.name}: expected a SyncFence or None as the fence of the driver's "
+                        f"fenced execution, got a {type(outcome).__name__}"
+                    )
                 handle = next(self._handles)
                 self._fenced[handle] = launched
         except BaseException:
@@ -471,14 +479,16 @@ class Session:
                 fence.close()
             raise
         self._awaited.update(wait_for)
-        account, outcome = self.account, launched.fence
+        account, peer = self.account, self._peer
         if outcome is None:
+            peer.executed()
             account.give_back("executions")
             account.give_back_descriptors(OUTCOME_DESCRIPTORS)
         else:
             if self._progress.is_watching:
                 self._tasks.start_soon(self._watch_fenced, wait_for, outcome)
             outcome.add_callback(lambda _: account.give_back("executions"))
+            outcome.add_callback(lambda fence: _count_success(peer, fence))
             # A driver may drop it unfinished: that closes its descriptors, and calls nothing.
             over = account.count_descriptors_until_dropped(outcome, OUTCOME_DESCRIPTORS)
             outcome.add_callback(lambda _: over())
@@ -560,6 +570,11 @@ class Session:
             free(each)
             if place % FREED_PER_TURN == 0:
                 await self._peer.next_turn_of_leaving()
+
+
+def _count_success(peer: Peer, fence: SyncFence) -> None:
+    if fence.status is FenceStatus.SIGNALLED:
+        peer.executed()
 
 
 def _abandon(owned: _Prepared) -> None:

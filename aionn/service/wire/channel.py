@@ -395,7 +395,7 @@ class Channel:
                     raise
             if handled.scope.cancelled_caught:
                 reply = not_wanted()
-            elif isinstance(reply, ExecuteReply | ExecuteFencedReply):
+            elif isinstance(reply, ExecuteReply):
                 self._peer.executed()
         except anyio.get_cancelled_exc_class() as e:
             self.was_cut_off = True

@@ -6,12 +6,19 @@ import json
 import os
 import random
 import shutil
+import socket
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from aionn.realtime.watching import BUDGET_NS, PERIOD_MS, Pauses
-from tests.aionn.realtime.children import as_root, finished_child, run_child, without_sys_nice
+from aionn.realtime import watching
+from aionn.realtime.watching import BUDGET_NS, MESSAGE_BYTES_MAX, NAME_LENGTH_MAX, PERIOD_MS, Pauses
+from tests.aionn.realtime.children import CHILD_S, as_root, finished_child, run_child, without_sys_nice
 
 pytestmark = pytest.mark.forked("any")
 
@@ -206,6 +213,78 @@ watchdog.close()
 say(alive=alive, state=row.state)
 """
     assert run_child(WATCHDOG + code) == {"alive": True, "state": "real time"}
+
+
+READY, WATCHED = b'{"looks": []}', 1
+NESTED = b"[" * MESSAGE_BYTES_MAX
+LEND = b'{"lend": []}'
+
+
+@contextmanager
+def process_of_its_own() -> Iterator[socket.socket]:
+    """The first connection of a watchdog that has no priority, and so needs no right."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here:
+        here.settimeout(CHILD_S)
+        with there:
+            command = [sys.executable, "-I", "-S", watching.__file__, str(there.fileno()), "0"]
+            process = subprocess.Popen(command, pass_fds=[there.fileno()])
+        try:
+            assert here.recv(MESSAGE_BYTES_MAX) == READY
+            yield here
+            here.close()
+            assert process.wait(CHILD_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+def is_watched(connection: socket.socket, name: str = "x") -> bool:
+    """Has the calling thread monitored, and forgotten again."""
+    thread = [os.getpid(), threading.get_native_id()]
+    connection.send(json.dumps({"watch": [*thread, name]}).encode())
+    while (answer := json.loads(connection.recv(MESSAGE_BYTES_MAX))["watched"])[:2] != thread:
+        pass
+    connection.send(json.dumps({"forget": thread}).encode())
+    return bool(answer[2] == WATCHED)
+
+
+def test_watchdog_survives_every_message() -> None:
+    digits = b"9" * 400
+    with process_of_its_own() as connection, open(os.devnull, "rb") as file, socket.socket() as strange:
+        for message in (
+            *(NESTED, b'{"a":' * 300, b"9" * 5000, b"\xff\xfe", b'{"watch": [1, 1, "\\ud800"]}'),
+            *(b'{"watch": [%b, 1, "x"]}' % digits, b'{"watch": [%d, %b, "x"]}' % (os.getpid(), digits)),
+            *(b'{"watch": [true, -1, "x"]}', b'{"forget": [%b, NaN]}' % digits, b'{"lend": [1]}', LEND),
+        ):
+            connection.send(message)
+            for fds in ([file.fileno()], [strange.fileno(), file.fileno()]):
+                if message != LEND:
+                    socket.send_fds(connection, [message], fds)
+        socket.send_fds(connection, [LEND], [file.fileno()])
+        assert is_watched(connection)
+
+
+def test_only_the_process_that_started_the_watchdog_lends_connections() -> None:
+    with process_of_its_own() as first:
+        lent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with lent:
+            with theirs:
+                socket.send_fds(first, [LEND], [theirs.fileno()])
+            lent.settimeout(CHILD_S)
+            assert is_watched(lent)
+            further, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with further:
+                with theirs:
+                    socket.send_fds(lent, [LEND], [theirs.fileno()])
+                assert is_watched(lent) and is_watched(first)
+                assert not further.recv(1), "it is closed"
+
+
+@pytest.mark.parametrize("letter", ["\U0001f600", "\x01", '"'])
+def test_thread_with_any_name_is_monitored(letter: str) -> None:
+    with process_of_its_own() as connection:
+        assert is_watched(connection, NAME_LENGTH_MAX * letter)
 
 
 @as_root

@@ -216,6 +216,25 @@ def test_preemption_is_withdrawn_when_its_job_waits_no_more(how, policy):
         assert asked.is_preempted != other.is_preempted, "another job preempts one again"
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_suspended_jobs_count_as_waiting_jobs_of_their_process(policy):
+    bench = Bench(policy=policy, can_preempt=True, waiting_max=8)
+    for number in range(4):
+        low = bench.enter(f"low{number}", LOW, 1000 - number, owner="a")
+        if number:
+            bench.slots.release(bench.jobs[f"high{number - 1}"])
+        bench.enter(f"high{number}", HIGH, owner="a")
+        bench.slots.suspend(low)
+        assert bench.slots.suspended_of(low) == number + 1
+    bench.enter("of a", LOW, owner="a")
+    with pytest.raises(ResourceExhausted, match="5 of this client's process"):
+        bench.enter("one more", LOW, owner="a")
+    bench.enter("of b", LOW, owner="b")
+    del bench.jobs["one more"]
+    bench.run_all()
+    assert bench.slots.suspended_of(low) == 0
+
+
 def test_device_that_cannot_stop_is_not_asked():
     bench = Bench()
     low = bench.enter("low", LOW)

@@ -1,6 +1,7 @@
 """A device's slots for threads and clients: the order across clients, preemption between operations, closing."""
 
 import threading
+import time
 
 import anyio
 import anyio.lowlevel
@@ -9,7 +10,7 @@ import pytest
 
 from aionn.conformance.requests import request_for
 from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
-from aionn.drivers.kit.gate import SlotGate, run_on_gate
+from aionn.drivers.kit.gate import SUSPENDED_MAX, SlotGate, run_on_gate
 from aionn.drivers.reference import INFO, ReferenceDevice, ReferencePreparedModel
 from aionn.errors import DeviceUnavailable, MissedDeadline
 from aionn.hal import OutputShape, Priority
@@ -127,6 +128,47 @@ def test_job_is_preempted_between_operations_and_goes_on(gate):
     for _ in range(2):
         assert done.acquire(timeout=WAIT_S)
     assert order == ["low begins", "high", "low ends"]
+
+
+def test_suspended_jobs_of_a_process_are_bounded_and_others_are_still_preempted(gate):
+    """Each LOW job is preempted, and before it continues another one with an earlier deadline is started."""
+    count, done, far_ns = 2 * SUSPENDED_MAX, threading.Semaphore(0), time.monotonic_ns() + 10**12
+    before, let_last_end = threading.active_count(), threading.Event()
+    let_last_end.set()
+
+    def preempted(number, owner):
+        """Begins a LOW job, preempts it, and returns what lets the job end that preempts it."""
+        begun, asked, other_begun, let_end = (threading.Event() for _ in range(4))
+
+        def low():
+            control = gate.control(deadline_ns=None, loop_timeout_ns=None, is_cancelled=None)
+            begun.set()
+            assert asked.wait(WAIT_S)
+            control.check()
+            done.release()
+
+        def high():
+            other_begun.set()
+            assert let_end.wait(WAIT_S)
+            done.release()
+
+        gate.submit(LOW, far_ns - number, low, owner=owner)
+        let_last_end.set()
+        assert begun.wait(WAIT_S)
+        gate.submit(HIGH, None, high, owner=owner)
+        asked.set()
+        assert other_begun.wait(WAIT_S)
+        return let_end
+
+    for number in range(count):
+        let_last_end = preempted(number, "a")
+    assert threading.active_count() - before <= SUSPENDED_MAX + 1
+    suspended = gate._paused_count
+    let_last_end = preempted(count, "b")
+    assert gate._paused_count == suspended + 1, "the limit of one process is not that of another"
+    let_last_end.set()
+    for _ in range(2 * (count + 1)):
+        assert done.acquire(timeout=WAIT_S)
 
 
 def test_high_interrupts_low_of_another_client_on_the_reference_device(monkeypatch):
