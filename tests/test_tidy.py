@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.hal": {"aionn.errors", "fences", "fmq"},
     "aionn.ops": {"aionn.hal", "aionn.errors"},
     "aionn.models": {"aionn.ops", "aionn.hal", "aionn.errors", "aionn.platform"},
-    **dict.fromkeys(("aionn.validation", "aionn.interpreter"), {"aionn.ops", "aionn.hal", "aionn.errors"}),
+    **{key: {"aionn.ops", "aionn.hal", "aionn.errors"} for key in ("aionn.validation", "aionn.interpreter")},
     "aionn.burst": LOWEST | {"aionn.validation", "fmq"},
     # Each driver is a unit of its own, see unit_of; the kit is what they are made from.
     "aionn.drivers": set(),
