@@ -90,11 +90,11 @@ async def test_outputs_are_the_callers_own(any_runtime: aionn.Runtime, digits: P
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([], "inputs: expected 1 arrays, got 0"),
+        ([], "inputs: expected 1 array, got 0"),
         ([np.zeros((1, 49, 40, 1))], "element type float32, got float64"),
         ([np.zeros((1, 49, 41, 1), np.float32)], r"expected shape \[1, 49, 40, 1\], got \[1, 49, 41, 1\]"),
         ([object()], "expected an array or a buffer, got a object"),
-        ("frame", "expected a list with 1 arrays, got a str"),
+        ("frame", "expected a list with 1 array, got a str"),
     ],
 )
 async def test_wrong_input_is_refused_in_one_sentence(

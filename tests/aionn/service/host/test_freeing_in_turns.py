@@ -13,7 +13,6 @@ import pytest
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import InvalidArgument
 from aionn.hal import ExecutionPreference, Priority
-from aionn.service.host import session as session_module
 from aionn.service.host.session import FREED_PER_TURN, Session
 from aionn.service.progress import Progress
 from aionn.service.wire.handles import RequestOnWire
@@ -32,10 +31,10 @@ async def test_fences_and_fenced_executions_are_freed_a_few_in_each_turn_of_the_
     left: list[int] = []
     kept: list[SyncFence] = []
 
-    class Fence(SyncFence):
-        def close(self) -> None:
-            turn_of_fence.setdefault(self, turn)
-            close(self)
+    def closed(fence: SyncFence) -> None:
+        if fence in kept:
+            turn_of_fence.setdefault(fence, turn)
+        close(fence)
 
     async def count(session: Session) -> None:
         nonlocal turn
@@ -44,7 +43,7 @@ async def test_fences_and_fenced_executions_are_freed_a_few_in_each_turn_of_the_
             left.append(len(session._fenced))
             await anyio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(session_module, "SyncFence", Fence)
+    monkeypatch.setattr(SyncFence, "close", closed)
     channel: Any = None
     device = ReferenceDevice()
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
@@ -57,7 +56,7 @@ async def test_fences_and_fenced_executions_are_freed_a_few_in_each_turn_of_the_
         reply: Any = await session.handle(prepare, channel)
         request = RequestOnWire.of(small.Sum().request)
         for _ in range(EXECUTIONS):
-            fences = tuple(Fence("hostile") for _ in range(FENCES))
+            fences = tuple(SyncFence("hostile") for _ in range(FENCES))
             kept.extend(fences)
             await session.handle(
                 ExecuteFenced(reply.prepared, request, fences, False, None, None, None), channel

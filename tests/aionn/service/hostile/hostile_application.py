@@ -6,9 +6,11 @@ Used by test_hostile_driver.py and by ``python -m benchmarks.hostile --driver``.
 from __future__ import annotations
 
 import contextlib
+import os
+import pathlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import anyio
@@ -46,13 +48,18 @@ def sum_model() -> Model:
     return graph.build([graph.result(OperationType.ADD, [a, b, graph.constant(0)], a)])
 
 
-def _queued_s() -> float:
-    """How long the kernel has let this thread wait for a processor so far; 0 where it does not count that."""
-    try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
-            return int(file.read().split()[1]) / 1e9
-    except FileNotFoundError:
-        return 0.0
+@contextlib.contextmanager
+def _waits_for_a_processor() -> Iterator[Callable[[], float]]:
+    """Time for which the kernel has let this thread wait for a processor so far, in seconds; 0 where it does not count that.
+
+    The file stays open, since a hostile driver can take all other descriptors for a moment.
+    """
+    path = pathlib.Path("/proc/thread-self/schedstat")
+    if not path.exists():
+        yield lambda: 0.0
+        return
+    with path.open("rb") as file:
+        yield lambda: int(os.pread(file.fileno(), 200, 0).split()[1]) / 1e9
 
 
 class Delay:
@@ -66,10 +73,11 @@ class Delay:
         self.worst_s = 0.0
 
     async def watch(self) -> None:
-        while True:
-            due_s = time.monotonic() + LOOK_S - _queued_s()
-            await anyio.sleep(LOOK_S)
-            self.worst_s = max(self.worst_s, time.monotonic() - _queued_s() - due_s)
+        with _waits_for_a_processor() as queued_s:
+            while True:
+                due_s = time.monotonic() + LOOK_S - queued_s()
+                await anyio.sleep(LOOK_S)
+                self.worst_s = max(self.worst_s, time.monotonic() - queued_s() - due_s)
 
 
 class Good:
