@@ -9,7 +9,7 @@ Invariants:
    notice that by their sockets and end by themselves.
 3. A signal that is ignored when the process starts, as in a shell's background job, stays ignored.
 
-a shell reports 130 for a program that SIGINT ended (128 + 2). The process exits with that code and does not end itself by
+A shell reports 130 for a program that SIGINT ended (128 + 2). The process exits with that code and does not end itself by
 the signal, so that callers other than shells see the same number.
 """
 

@@ -171,8 +171,8 @@ class HardwareBufferDesc(msgspec.Struct, frozen=True, array_like=True):
 class Memory:
     """A pool of shared memory.
 
-    Make one with ``Memory.create`` or ``Memory.from_fd``. The descriptor belongs to this object; it is duplicated on import and
-    may be sent to other processes, which then share the bytes.
+    Make one with ``Memory.create``, ``Memory.of_constants`` or ``Memory.from_fd``. The descriptor belongs to this object; it is
+    duplicated on import and may be sent to other processes, which then share the bytes.
 
     Attributes:
         kind: The spec's kind.
@@ -426,7 +426,7 @@ class Memory:
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
-        """The whole pool as a writable ``[size_bytes]`` uint8 array (read-only if imported so).
+        """The whole pool as a writable ``[size_bytes]`` uint8 array (read-only if imported so, or of constants).
 
         Views stay valid after ``close``; the pages are given back when the last of them goes.
         """

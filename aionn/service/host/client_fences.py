@@ -9,6 +9,8 @@ Invariants:
 1. At most ``FENCES_PER_TURN`` executions get the outcome of a fence in a turn of the loop. Where there are more, that is a
    backlog of the process.
 2. Each socket is watched once.
+
+Both without the first ``DIRECT_MAX`` fences of a client that is served alone, for which the loop itself waits.
 """
 
 from __future__ import annotations

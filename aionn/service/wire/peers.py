@@ -4,15 +4,16 @@ Owns which of them is next, and how much of the loop's time goes to those that d
 connections would have as many turns where another has one, and one that sends without a pause would have a message between any two
 steps of another's call.
 
-The rule. A process has a backlog for ``BACKLOG_NS`` after its next messages arrived before the loop had waited for them, after more
-than one of its calls was in progress, or after a connection of it began or ended. A process that waits for each answer before it
-sends the next call has none. While another process is served that has had no backlog for ``WAITS_NS``, one message of all that have
-one, or one part of a large message, is taken in a turn of the loop, and each of them has its turn; when they have used the loop for
-some time, it is left to the other processes ``PAUSE`` times as long. Hence all that have a backlog get a share of
-``1 / (1 + PAUSE)`` of it together. If all have one, none pauses. A thread that checks or prepares models for a process with a
-backlog sleeps by the same rule between short pieces of its work: it holds the lock of the interpreter, for which the loop and the
-threads of executions wait each time that they continue. There is one such thread for all processes, so while others wait for it, it
-sleeps no longer than it would for any of them.
+The rule. A process has a backlog for ``BACKLOG_NS`` after its next messages arrived before the loop had waited for them, after
+more than one of its calls was in progress, after a connection of it began or ended, or after more of its fences had finished
+together than are read in one turn. A process that waits for each answer before it sends the next call has none. While another
+process is served that has had no backlog for ``WAITS_NS``, one message of all that have one, or one part of a large message, is
+taken in a turn of the loop, and each of them has its turn; when they have used the loop for some time, it is left to the other
+processes ``PAUSE`` times as long. Hence all that have a backlog get a share of ``1 / (1 + PAUSE)`` of it together. If all have
+one, none pauses. A thread that checks or prepares models for a process with a backlog sleeps by the same rule between short
+pieces of its work: it holds the lock of the interpreter, for which the loop and the threads of executions wait each time that
+they continue. There is one such thread for all processes, so while others wait for it, it sleeps no longer than it would for any
+of them.
 
 A process whose backlog does not end is a flood. The time that a process uses during its backlogs adds up, and is forgotten in the
 time between them. Beyond ``FLOOD_NS`` its turns are among those of the floods, after which the loop is left to the other processes
