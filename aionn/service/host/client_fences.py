@@ -87,13 +87,17 @@ class ClientFences:
         that is served alone.
 
         Raises:
-            ResourceExhausted: No descriptor is left.
+            ResourceExhausted: No descriptor is left, or the kernel watches no more.
         """
         if not fence.imported:
             return fence
         if self._peer.is_alone and len(self._direct) < DIRECT_MAX:
             self._direct.add(fence)
-            fence.add_callback(self._direct.discard)
+            try:
+                fence.add_callback(self._direct.discard)
+            except OSError as e:
+                self._direct.discard(fence)
+                raise _unwatched(e) from e
             return fence
         number = fence.fileno()
         # The kernel watches one socket some hundred times at most: the executions behind one fence have one watch together.
@@ -105,7 +109,7 @@ class ClientFences:
             try:
                 self._opened().register(number, select.EPOLLIN)
             except OSError as e:
-                raise ResourceExhausted(f"fence: it cannot be watched: {e.strerror}", transient=True) from e
+                raise _unwatched(e) from e
             self._by_number[number] = self._by_socket[socket] = watched = _Watched(fence)
         own = SyncFence("fence of the client")
         watched.owns[own] = None
@@ -191,3 +195,7 @@ class ClientFences:
         for table in (self._by_number, self._by_socket, self._by_own, self._finished):
             table.clear()
         return fences
+
+
+def _unwatched(error: OSError) -> ResourceExhausted:
+    return ResourceExhausted(f"fence: it cannot be watched: {error.strerror}", transient=True)

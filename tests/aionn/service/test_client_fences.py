@@ -17,7 +17,7 @@ import pytest
 
 from aionn.drivers.kit.fenced import FencedLaunch
 from aionn.drivers.reference import ReferenceDevice
-from aionn.errors import GeneralFailure
+from aionn.errors import GeneralFailure, ResourceExhausted
 from aionn.hal import ExecutionPreference, FencedExecution, Priority
 from aionn.service.host import client_fences
 from aionn.service.host.client_fences import FENCES_PER_TURN, UNWATCHED_S, UNWATCHED_S_MAX, ClientFences
@@ -252,6 +252,25 @@ async def test_fenced_execution_without_a_fence_is_the_drivers_fault_and_counts_
         assert [session.account.taken(what) for what in ("fenced", "executions", "descriptors")] == [0, 0, 0]
         await session.aclose()
     await device.aclose()
+
+
+async def test_fence_that_the_loop_cannot_watch_is_rejected_and_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pin_in_loop(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    async with anyio.create_task_group() as tasks:
+        fences = ClientFences(tasks, Account(Quotas()), Peer())
+        with SyncFence() as theirs, received(theirs) as fence:
+            with monkeypatch.context() as patch:
+                patch.setattr("fences.fence.pin_in_loop", pin_in_loop)
+                with pytest.raises(ResourceExhausted, match="cannot be watched: no room"):
+                    fences.take(fence)
+            assert not fences._direct
+            assert fences.take(fence) is fence
+        assert not fences._direct
+        fences.end()
 
 
 async def test_session_has_its_executions_wait_for_fences_that_are_read_in_turns(
