@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,13 @@ def test_array_for_an_input_whose_declared_type_numpy_lacks() -> None:
     spec = TensorSpec("x", OperandType.TENSOR_FLOAT32, (2,), declared=Declared("bfloat16", (2,)))
     with pytest.raises(aionn.InvalidArgument, match=r"write array.astype\(numpy.float32\)$"):
         check_inputs([spec], [np.zeros(2, np.int16)])
+
+
+def test_array_for_an_input_of_truth_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_bool = {name: value for name, value in vars(np).items() if name != "bool"}  # As numpy 1.26 is.
+    monkeypatch.setattr("aionn.runtime.memory.remedies.np", SimpleNamespace(**without_bool))
+    with pytest.raises(aionn.InvalidArgument, match=r"write array.astype\(numpy.bool_?\)$"):
+        check_inputs([TensorSpec("x", OperandType.TENSOR_BOOL8, (2,))], [np.zeros(2, np.int16)])
 
 
 FRAME = Frame(np.zeros((6, 5, 3), np.uint8), 0, 0, 0.0)

@@ -112,7 +112,8 @@ class _Scratch:
         try:
             self._fd = os.memfd_create("aionn-litert", os.MFD_CLOEXEC)
             try:
-                os.ftruncate(self._fd, size_bytes)
+                # With its pages: one that the kernel cannot allocate when it is written ends the process by SIGBUS.
+                os.posix_fallocate(self._fd, 0, size_bytes)
                 self.mapped = mmap.mmap(self._fd, size_bytes)
             except BaseException:
                 os.close(self._fd)

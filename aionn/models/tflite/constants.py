@@ -145,10 +145,8 @@ class ModelWriter:
         """The model of the written subgraphs, main first."""
         pools: tuple[Memory, ...] = ()
         if self._referenced:
-            pool = Memory.create(self._referenced_bytes, name="aionn-constants")
-            for offset, value in self._referenced:
-                pool.array[offset : offset + len(value)] = np.frombuffer(value, dtype=np.uint8)
-            pools = (pool,)
+            parts = ((offset, np.frombuffer(value, np.uint8)) for offset, value in self._referenced)
+            pools = (Memory.of_constants(self._referenced_bytes, parts),)
         return Model(
             main=subgraphs[0],
             referenced=tuple(subgraphs[1:]),

@@ -9,6 +9,7 @@ Invariants:
 1. At most ``FENCES_PER_TURN`` executions get the outcome of a fence in a turn of the loop. Where there are more, that is a
    backlog of the process.
 2. Each socket is watched once.
+3. A fence has no more in its place than executions wait for it, and some that have just ended.
 
 Both without the first ``DIRECT_MAX`` fences of a client that is served alone, for which the loop itself waits.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import collections
 import os
 import select
+from collections.abc import Iterable
 
 import anyio
 import anyio.abc
@@ -79,6 +81,7 @@ class ClientFences:
         self._by_socket: dict[int, _Watched] = {}
         self._by_own: dict[SyncFence, _Watched] = {}
         self._direct: set[SyncFence] = set()
+        self._left: collections.deque[SyncFence] = collections.deque()
         self._finished: collections.deque[tuple[SyncFence, FenceError | None, int | None]] = (
             collections.deque()
         )
@@ -89,13 +92,18 @@ class ClientFences:
         that is served alone.
 
         Raises:
-            ResourceExhausted: No descriptor is left.
+            ResourceExhausted: No descriptor is left, or the kernel watches no more.
         """
+        self._give_back_left()
         if not fence.imported:
             return fence
         if self._peer.is_alone and len(self._direct) < DIRECT_MAX:
             self._direct.add(fence)
-            fence.add_callback(self._direct.discard)
+            try:
+                fence.add_callback(self._direct.discard)
+            except OSError as e:
+                self._direct.discard(fence)
+                raise _unwatched(e) from e
             return fence
         number = fence.fileno()
         # The kernel watches one socket some hundred times at most: the executions behind one fence have one watch together.
@@ -107,7 +115,7 @@ class ClientFences:
             try:
                 self._opened().register(number, select.EPOLLIN)
             except OSError as e:
-                raise ResourceExhausted(f"fence: it cannot be watched: {e.strerror}", transient=True) from e
+                raise _unwatched(e) from e
             self._by_number[number] = self._by_socket[socket] = watched = _Watched(fence)
         own = SyncFence("fence of the client")
         watched.owns[own] = None
@@ -173,6 +181,17 @@ class ClientFences:
         self._watch.unregister(number)
         watched.fence.close()
 
+    def leave(self, owns: Iterable[SyncFence]) -> None:
+        """An execution that waited for these, which ``take`` returned, is over, perhaps by its deadline. From any thread."""
+        self._left.extend(owns)
+
+    def _give_back_left(self) -> None:
+        # Several for each one that is taken, so that they do not add up.
+        for _ in range(FENCES_PER_TURN):
+            if not self._left:
+                return
+            self.give_back(self._left.popleft())
+
     def give_back(self, own: SyncFence) -> None:
         """An execution does not wait for what ``take`` returned after all."""
         if own in self._direct:
@@ -190,6 +209,10 @@ class ClientFences:
         self._scope.cancel()
         fences = [watched.fence for watched in self._by_number.values()]
         fences += [*self._by_own, *(own for own, _, _ in self._finished)]
-        for table in (self._by_number, self._by_socket, self._by_own, self._finished):
+        for table in (self._by_number, self._by_socket, self._by_own, self._finished, self._left):
             table.clear()
         return fences
+
+
+def _unwatched(error: OSError) -> ResourceExhausted:
+    return ResourceExhausted(f"fence: it cannot be watched: {error.strerror}", transient=True)

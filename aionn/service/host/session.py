@@ -479,8 +479,9 @@ class Session:
                 fence.close()
             raise
         self._awaited.update(wait_for)
-        account, peer = self.account, self._peer
+        account, peer, leave = self.account, self._peer, self._fences.leave
         if outcome is None:
+            leave(wait_for)
             peer.executed()
             account.give_back("executions")
             account.give_back_descriptors(OUTCOME_DESCRIPTORS)
@@ -489,6 +490,7 @@ class Session:
                 self._tasks.start_soon(self._watch_fenced, wait_for, outcome)
             outcome.add_callback(lambda _: account.give_back("executions"))
             outcome.add_callback(lambda fence: _count_success(peer, fence))
+            outcome.add_callback(lambda _: leave(wait_for))
             # A driver may drop it unfinished: that closes its descriptors, and calls nothing.
             over = account.count_descriptors_until_dropped(outcome, OUTCOME_DESCRIPTORS)
             outcome.add_callback(lambda _: over())

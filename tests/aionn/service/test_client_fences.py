@@ -17,7 +17,7 @@ import pytest
 
 from aionn.drivers.kit.fenced import FencedLaunch
 from aionn.drivers.reference import ReferenceDevice
-from aionn.errors import GeneralFailure
+from aionn.errors import GeneralFailure, ResourceExhausted
 from aionn.hal import ExecutionPreference, FencedExecution, Priority
 from aionn.service.host import client_fences
 from aionn.service.host.client_fences import FENCES_PER_TURN, UNWATCHED_S, UNWATCHED_S_MAX, ClientFences
@@ -254,6 +254,40 @@ async def test_fenced_execution_without_a_fence_is_the_drivers_fault_and_counts_
     await device.aclose()
 
 
+async def test_executions_that_have_ended_do_not_add_up_behind_a_fence_that_never_does() -> None:
+    async with serving() as fences:
+        with SyncFence() as theirs:
+            for _ in range(COUNT):
+                own = fences.take(received(theirs))
+                fences.leave([own])
+            assert len(fences._by_own) == 1, "the last one; each further one takes those that have ended away"
+            assert own.status is FenceStatus.PENDING
+            other = fences.take(received(theirs))
+            theirs.signal()
+            with anyio.fail_after(WAIT_S_MAX):
+                await other
+            assert own.status is FenceStatus.FAILED
+
+
+async def test_fence_that_the_loop_cannot_watch_is_rejected_and_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pin_in_loop(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    async with anyio.create_task_group() as tasks:
+        fences = ClientFences(tasks, Account(Quotas()), Peer())
+        with SyncFence() as theirs, received(theirs) as fence:
+            with monkeypatch.context() as patch:
+                patch.setattr("fences.fence.pin_in_loop", pin_in_loop)
+                with pytest.raises(ResourceExhausted, match="cannot be watched: no room"):
+                    fences.take(fence)
+            assert not fences._direct
+            assert fences.take(fence) is fence
+        assert not fences._direct
+        fences.end()
+
+
 async def test_session_has_its_executions_wait_for_fences_that_are_read_in_turns(
     small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,5 +324,6 @@ async def test_session_has_its_executions_wait_for_fences_that_are_read_in_turns
                 for outcome in outcomes:
                     await outcome
         assert work.is_right and max(of_turn.values()) <= FENCES_PER_TURN
+        assert len(session._fences._left) == COUNT, "each execution that has ended"
         await session.aclose()
     await device.aclose()

@@ -139,6 +139,9 @@ _tensor_decoder = msgspec.msgpack.Decoder(
 _TENSOR = b"\x94\xa1t"
 """The first bytes of a tensor: a list of four items, of which the first is the text "t"."""
 
+_SMALL_NUMBER_MAX = 0x7F
+"""Largest first byte of a whole number below 128, such as the element type of a tensor. The first byte of a text is larger."""
+
 
 def encode_attributes(
     version: int,
@@ -225,7 +228,8 @@ def _attribute(name: str, raw: msgspec.Raw) -> Any:
         )
     between_pieces()
     try:
-        if memoryview(raw)[: len(_TENSOR)] == _TENSOR:
+        begin = bytes(memoryview(raw)[: len(_TENSOR) + 1])
+        if begin[:-1] == _TENSOR and begin[-1] <= _SMALL_NUMBER_MAX:
             return _tensor(where, *_tensor_decoder.decode(raw)[1:])
         value = _attribute_decoder.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from aionn.errors import InvalidModel
 from aionn.hal import FusedActivation, Memory, Model, OperandType, OperationType, PreparedModel
 from aionn.hal.callers import client_of_call
 from aionn.models.builder import GraphBuilder
+from aionn.models.importing import load_file
 from tests.aionn.drivers.engines.conftest import Engine
 
 SIZE = 40
@@ -77,6 +79,15 @@ async def test_model_is_lowered_once_for_the_question_and_the_preparation(engine
         assert await result_of(prepared, model) == 3
         await device.prepare_model(received(model))
         assert len(lowered) == 2, "kept for one preparation"
+
+
+async def test_model_of_a_file_is_lowered_once(engine: Engine, example_data: Path) -> None:
+    lowered: list[Model] = []
+    async with counting(engine.make, lowered) as device:
+        model = load_file(example_data / "digits_float.tflite").model
+        assert all(await device.supported_operations(received(model)))
+        await device.prepare_model(received(model))
+        assert len(lowered) == 1
 
 
 async def test_model_with_other_constants_is_lowered_again(engine: Engine) -> None:

@@ -329,3 +329,8 @@ def test_file_without_memory_or_descriptors_for_it_is_an_error_of_memory(
     monkeypatch.setattr(os, "memfd_create", refused)
     with pytest.raises(MemoryError, match="too many open files"):
         lower(sum_of(OperationType.ADD, 1.0))
+
+
+def test_memory_of_a_file_is_allocated_before_it_is_written() -> None:
+    with flatbuffer_writer._Scratch(1 << 20) as scratch:
+        assert os.fstat(scratch._fd).st_blocks * 512 >= 1 << 20

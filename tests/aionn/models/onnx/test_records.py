@@ -81,6 +81,12 @@ def test_record_reads_what_was_written() -> None:
     ]
 
 
+@pytest.mark.parametrize("texts", [["t"], ["t", "a", "b", "c"], ["t", "", "\u00fc" * 40, "c"]])
+def test_texts_that_begin_as_a_tensor_does_are_texts(texts: list[str]) -> None:
+    _, attributes = ext.decode_attributes(ext.encode_attributes(10, {"stopwords": texts}))
+    assert attributes == {"stopwords": texts}
+
+
 def test_equal_records_have_equal_bytes() -> None:
     backwards = dict(reversed(ATTRIBUTES.items()))
     assert ext.encode_attributes(1, ATTRIBUTES) == ext.encode_attributes(1, backwards)
