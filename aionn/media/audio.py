@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_path
 from aionn.media.pacing import Keep, checked_queue_max
-from aionn.media.pyav import checked_path, load, open_container, whole_packets
+from aionn.media.pyav import check_file, load, open_container, whole_packets
 from aionn.media.records import AudioWindow
 from aionn.media.source import Source
 from aionn.media.windows import WindowCutter, WindowPlan
@@ -73,7 +74,7 @@ def audio_file(
     where = "aionn.media.audio_file"
     plan = WindowPlan.of(window_s, hop_s, sample_rate_hz, where)
     checked_queue_max(queue_windows_max, "queue_windows_max", where)
-    windows = windows_of(_blocks(os.fspath(path), plan, where), plan)
+    windows = windows_of(_blocks(checked_path(path, f"{where}: path"), plan, where), plan)
     return Source(windows, name=where, pace=pace, keep=keep, queue_max=queue_windows_max, now=now)
 
 
@@ -89,7 +90,7 @@ def windows_of(
 
 
 def _blocks(path: str, plan: WindowPlan, where: str) -> Generator[Samples, None, None]:
-    checked_path(path, where)
+    check_file(path, where)
     with _open_pcm16(path, plan.sample_rate_hz, where) as reader:
         if reader is not None:
             yield from _wav_blocks(path, reader, plan.hop_samples, where)

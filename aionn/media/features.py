@@ -17,10 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_number, checked_whole
 
 __all__ = ["LogMel", "log_mel"]
 
 FLOOR = 1e-6
+
+# Four seconds at 16 kHz, and finer than an ear: the table of both at their limits takes some 100 MB.
+FRAME_SAMPLES_MAX = 65_536
+BANDS_MAX = 512
+# Above every converter.
+SAMPLE_RATE_HZ_MAX = 10**9
 
 
 class LogMel:
@@ -44,20 +51,19 @@ class LogMel:
         """Computes the tables. The defaults are those of the digits model.
 
         Raises:
-            InvalidArgument: The numbers make no filter bank.
+            InvalidArgument: The numbers make no filter bank, or are above `FRAME_SAMPLES_MAX`, `BANDS_MAX` or
+                `SAMPLE_RATE_HZ_MAX`.
         """
-        if (
-            frame_samples < 2
-            or hop_samples < 1
-            or bands < 1
-            or not 0 <= low_hz < high_hz <= sample_rate_hz / 2
-        ):
-            raise InvalidArgument(
-                "aionn.media.LogMel: expected frame_samples >= 2, hop_samples >= 1, bands >= 1 and 0 <= low_hz < high_hz <= "
-                f"sample_rate_hz / 2, got {frame_samples}, {hop_samples}, {bands}, {low_hz}, {high_hz}, {sample_rate_hz}"
-            )
+        where = "aionn.media.LogMel"
+        sample_rate_hz = checked_whole(sample_rate_hz, 1, SAMPLE_RATE_HZ_MAX, f"{where}: sample_rate_hz")
+        frame_samples = checked_whole(frame_samples, 2, FRAME_SAMPLES_MAX, f"{where}: frame_samples")
+        bands = checked_whole(bands, 1, BANDS_MAX, f"{where}: bands")
+        low_hz = checked_number(low_hz, 0, sample_rate_hz / 2, f"{where}: low_hz")
+        high_hz = checked_number(high_hz, 0, sample_rate_hz / 2, f"{where}: high_hz")
+        if not low_hz < high_hz:
+            raise InvalidArgument(f"{where}: expected low_hz < high_hz, got {low_hz} and {high_hz}")
         self.frame_samples = frame_samples
-        self.hop_samples = hop_samples
+        self.hop_samples = checked_whole(hop_samples, 1, None, f"{where}: hop_samples")
         self._hann = np.hanning(frame_samples).astype(np.float32)
         bins_hz = np.arange(frame_samples // 2 + 1, dtype=np.float64) * (sample_rate_hz / frame_samples)
         self._filters = np.ascontiguousarray(filter_bank(bins_hz, bands, low_hz, high_hz).T, np.float32)
@@ -69,8 +75,9 @@ class LogMel:
             samples: Mono, ``[n]``, in [-1, 1], at least one frame long.
 
         Raises:
-            InvalidArgument: Another rank, or too few samples.
+            InvalidArgument: Another rank or type, or too few samples.
         """
+        _check_samples(samples, "aionn.media.LogMel")
         if samples.ndim != 1 or samples.size < self.frame_samples:
             raise InvalidArgument(
                 f"aionn.media.LogMel: expected samples of shape [n], n >= {self.frame_samples}, got {list(samples.shape)}"
@@ -109,10 +116,17 @@ def log_mel(samples: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         samples: Mono, float32 ``[16000]`` in [-1, 1] at 16 kHz.
 
     Raises:
-        InvalidArgument: Another shape.
+        InvalidArgument: Another shape or type.
     """
+    _check_samples(samples, "aionn.media.log_mel")
     if samples.shape != (16_000,):
         raise InvalidArgument(
             f"aionn.media.log_mel: expected samples of shape [16000], got {list(samples.shape)}"
         )
     return _digits_front_end()(samples)
+
+
+def _check_samples(samples: object, where: str) -> None:
+    if not isinstance(samples, np.ndarray) or samples.dtype.kind != "f":
+        kind = samples.dtype if isinstance(samples, np.ndarray) else f"a {type(samples).__name__}"
+        raise InvalidArgument(f"{where}: expected samples as an array of floats, got {kind}")

@@ -24,6 +24,7 @@ import anyio
 import msgspec
 
 from aionn.errors import InvalidArgument, general_failure_of
+from aionn.media.arguments import checked_function, checked_number
 from aionn.media.live.worker import outlast
 from aionn.platform.loops import is_cancelled
 
@@ -187,12 +188,11 @@ def joined(
     Raises:
         InvalidArgument: The tolerance or the wait is out of range, or a source is not an async iterable.
     """
-    for name, seconds in (
-        ("tolerance_s", tolerance_s),
-        ("wait_s", tolerance_s if wait_s is None else wait_s),
-    ):
-        if not 0 <= seconds <= TOLERANCE_S_MAX:  # Written so that a NaN fails as well.
-            raise InvalidArgument(f"joined: {name}: expected 0 to {TOLERANCE_S_MAX:g} s, got {seconds!r}")
+    tolerance_s = checked_number(tolerance_s, 0, TOLERANCE_S_MAX, "joined: tolerance_s", unit=" s")
+    if wait_s is not None:
+        wait_s = checked_number(wait_s, 0, TOLERANCE_S_MAX, "joined: wait_s", unit=" s")
+    for name, function in (("stamp", stamp), ("now", now)):
+        checked_function(function, f"joined: {name}")
     for name, source in (("first", first), ("second", second)):
         if not isinstance(source, AsyncIterable):
             raise InvalidArgument(

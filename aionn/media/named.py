@@ -39,8 +39,9 @@ def named_source(
         keep: Items for a slow consumer.
 
     Raises:
-        InvalidArgument: The name is empty, or an address that cannot be read, or a recording that is not one.
+        InvalidArgument: The name is not a text, is empty, or an address that cannot be read, or a recording that is not one.
     """
+    _check_name(name, "aionn.media.named_source")
     kind, separator, rest = name.partition(":")
     if name.isdecimal() or name.startswith("/dev/video"):
         return camera(name, size=size, keep=keep)
@@ -70,8 +71,9 @@ def has_sound(name: str) -> bool:
     """Whether the source of a name returns windows of sound. For a recording this reads the beginning of the file.
 
     Raises:
-        InvalidArgument: It names a recording that is not one.
+        InvalidArgument: It is not a text, or names a recording that is not one.
     """
+    _check_name(name, "aionn.media.has_sound")
     kind, separator, rest = name.partition(":")
     if separator and kind == "replay" and rest:
         return recorded_kind(rest) == "windows"
@@ -79,5 +81,15 @@ def has_sound(name: str) -> bool:
 
 
 def shown_name(name: str) -> str:
-    """A source's name as it may be shown: an address without credentials."""
+    """A source's name as it may be shown: an address without credentials.
+
+    Raises:
+        InvalidArgument: It is not a text.
+    """
+    _check_name(name, "aionn.media.shown_name")
     return masked(name) if "://" in name else name
+
+
+def _check_name(name: object, where: str) -> None:
+    if not isinstance(name, str):  # The value is not shown: an address may be in it, with credentials.
+        raise InvalidArgument(f"{where}: name: expected a text, got a {type(name).__name__}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 from typing import Generic, Literal, TypeVar, get_args
 
-from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_whole, one_of
 from aionn.media.records import SourceStatistics
 
 __all__ = ["Keep", "PresentationQueue", "captured_at_ns", "checked_keep", "checked_queue_max"]
@@ -32,17 +32,13 @@ T = TypeVar("T")
 
 def checked_keep(keep: str, where: str) -> Keep:
     """Returns ``keep`` if it is one of the three policies, else raises `InvalidArgument`."""
-    for policy in get_args(Keep):
-        if keep == policy:
-            return policy  # type: ignore[no-any-return]
-    raise InvalidArgument(f"{where}: keep: expected one of {', '.join(get_args(Keep))}, got {keep!r}")
+    policy: Keep = one_of(keep, get_args(Keep), f"{where}: keep")
+    return policy
 
 
 def checked_queue_max(queue_max: int, name: str, where: str) -> int:
-    """Returns ``queue_max`` if it is between 1 and `QUEUE_MAX`, else raises `InvalidArgument`."""
-    if not 1 <= queue_max <= QUEUE_MAX:
-        raise InvalidArgument(f"{where}: {name}: expected 1 to {QUEUE_MAX}, got {queue_max}")
-    return queue_max
+    """Returns ``queue_max`` if it is a whole number between 1 and `QUEUE_MAX`, else raises `InvalidArgument`."""
+    return checked_whole(queue_max, 1, QUEUE_MAX, f"{where}: {name}")
 
 
 def captured_at_ns(due_ns: int, handed_out_ns: int, ready_ns: int, held_until_ns: int) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.platform.files import place_of
 
-__all__ = ["RgbScaler", "checked_path", "load", "open_container", "whole_packets"]
+__all__ = ["RgbScaler", "check_file", "load", "open_container", "whole_packets"]
 
 
 _KINDS = {
@@ -32,12 +32,11 @@ _KINDS = {
 }
 
 
-def checked_path(path: str | os.PathLike[str], where: str) -> str:
-    """Returns the path as text if a file is there, else raises `InvalidArgument`.
+def check_file(text: str, where: str) -> None:
+    """Raises `InvalidArgument` unless a file is at the path.
 
     FFmpeg would also take a URL, a directory, a pipe or a device; a source reads regular files only.
     """
-    text = os.fspath(path)
     try:
         mode = os.stat(text).st_mode
     except (OSError, ValueError) as error:
@@ -51,7 +50,6 @@ def checked_path(path: str | os.PathLike[str], where: str) -> str:
         raise InvalidArgument(
             f"{where}: expected a media file at {text!r}, got {_KINDS.get(kind, 'no file')}{advice}"
         )
-    return text
 
 
 def load(where: str) -> Any:
@@ -119,7 +117,7 @@ def open_container(path: str, kind: str, where: str) -> Iterator[tuple[Any, Any]
         DeviceUnavailable: PyAV is missing.
     """
     av = load(where)
-    checked_path(path, where)
+    check_file(path, where)
     opened = False
     try:
         with av.open(path) as container:

@@ -9,22 +9,29 @@ portal with a dialogue, by PipeWire, which no package that is used here reads.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import (
+    SIZE_MAX,
+    checked_flag,
+    checked_number,
+    checked_size,
+    checked_text,
+    checked_whole,
+    checked_wholes,
+)
 from aionn.media.live.capture import Capture, SourceUnavailable
 from aionn.media.live.reconnection import Reconnection
 from aionn.media.live.source import LiveSource
 from aionn.media.network_streams.capture import VideoCapture
 from aionn.media.network_streams.messages import Start
 from aionn.media.network_streams.opening import DECODER_BYTES_MAX, READ_S_MAX, SLOTS, StreamOpener
-from aionn.media.pacing import Keep
+from aionn.media.pacing import Keep, checked_keep
 from aionn.media.records import Frame
-from aionn.media.video import SIZE_MAX, checked_size
 
 __all__ = ["screen"]
 
@@ -81,22 +88,23 @@ def screen(
     """
     where = "aionn.media.screen"
     if size is not None:
-        size = checked_size(size, where)
-    if display is not None and not _DISPLAY.fullmatch(display):
+        size = checked_size(size, f"{where}: size")
+    if display is not None and not _DISPLAY.fullmatch(
+        checked_text(display, f"{where}: display", may_be_empty=True)
+    ):
         raise InvalidArgument(
             f"{where}: display: expected a name such as ':0' or 'host:0.0', got {display[:80]!r}"
         )
-    if not (math.isfinite(rate) and 0.1 <= rate <= RATE_MAX):
-        raise InvalidArgument(f"{where}: rate: expected 0.1 to {RATE_MAX:g}, got {rate}")
-    if not 1 <= queue_frames_max <= QUEUE_MAX:
-        raise InvalidArgument(f"{where}: queue_frames_max: expected 1 to {QUEUE_MAX}, got {queue_frames_max}")
+    rate = checked_number(rate, 0.1, RATE_MAX, f"{where}: rate")
+    keep = checked_keep(keep, where)
+    queue_frames_max = checked_whole(queue_frames_max, 1, QUEUE_MAX, f"{where}: queue_frames_max")
     options = {
         "framerate": f"{rate:g}",
-        "draw_mouse": str(int(has_pointer)),
+        "draw_mouse": str(int(checked_flag(has_pointer, f"{where}: has_pointer"))),
         # There is nothing to find out: FFmpeg would look at pictures for up to 5 s, and deliver these first.
         "fflags": "nobuffer",
         "analyzeduration": "1",
-        **_region_options(region, where),
+        **_region_options(region, f"{where}: region"),
     }
     slots = SLOTS if keep == "latest" else queue_frames_max + 3
     opener = _ScreenOpener(display, size, options, slots, drops=keep != "all")
@@ -106,10 +114,10 @@ def screen(
 def _region_options(region: tuple[int, int, int, int] | None, where: str) -> dict[str, str]:
     if region is None:
         return {}
-    left, top, width, height = region
-    if not (0 <= left < SIZE_MAX and 0 <= top < SIZE_MAX):
-        raise InvalidArgument(f"{where}: region: expected left and top of 0 to {SIZE_MAX - 1}, got {region}")
-    checked_size((width, height), f"{where}: region")
+    left, top, *size = checked_wholes(region, "left, top, width, height", where)
+    left = checked_whole(left, 0, SIZE_MAX - 1, f"{where}: left")
+    top = checked_whole(top, 0, SIZE_MAX - 1, f"{where}: top")
+    width, height = checked_size(size, where)
     return {"grab_x": str(left), "grab_y": str(top), "video_size": f"{width}x{height}"}
 
 

@@ -28,6 +28,7 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortages_raised
+from aionn.media.arguments import checked_flag, checked_function, checked_text, shown
 from aionn.media.pacing import Keep, PresentationQueue, captured_at_ns, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
 
@@ -77,20 +78,22 @@ class Source(Generic[T]):
                 millisecond.
 
         Raises:
-            InvalidArgument: ``keep`` or ``queue_max`` is out of range.
+            InvalidArgument: An argument has another type, or is out of range.
         """
-        self._state: Literal["new", "open", "closed"] = "new"
+        checked_text(name, "aionn.media.Source: name")
+        if not isinstance(items, Generator):
+            raise InvalidArgument(f"{name}: items: expected a generator, got {shown(items)}")
+        self._pace = pace = checked_flag(pace, f"{name}: pace")
+        self._now = checked_function(now, f"{name}: now")
+        self._blocking = checked_flag(blocking, f"{name}: blocking")
         self._name = name
         self._items: Generator[tuple[int, T], None, None] = items
-        self._pace = pace
-        policy = checked_keep(keep, name)
-        checked_queue_max(queue_max, "queue_max", name)
-        self._queue: PresentationQueue[T] = PresentationQueue(policy if pace else "all", queue_max)
-        self._now = now
-        self._blocking = blocking
+        policy, capacity = checked_keep(keep, name), checked_queue_max(queue_max, "queue_max", name)
+        self._queue: PresentationQueue[T] = PresentationQueue(policy if pace else "all", capacity)
         self._turn = threading.Lock()
         self._failure: Exception | None = None
         self._ended = False
+        self._state: Literal["new", "open", "closed"] = "new"
 
     async def __aenter__(self) -> Source[T]:
         """Opens the medium and starts to present it.

@@ -9,19 +9,17 @@ Invariants:
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Generator
 
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_number, checked_size, checked_whole
 from aionn.media.audio import windows_of
 from aionn.media.pacing import Keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame
 from aionn.media.source import Source
-from aionn.media.video import checked_size
 from aionn.media.windows import WindowPlan
 
 __all__ = ["synthetic_audio", "synthetic_video"]
@@ -30,6 +28,9 @@ Samples = npt.NDArray[np.float32]
 
 SHAPES = 3
 TONE_S = 0.5
+
+# 32 million years: the number of samples is still a number.
+DURATION_S_MAX = 1e15
 
 
 def synthetic_video(
@@ -49,7 +50,7 @@ def synthetic_video(
         size: ``(width, height)``.
         fps: Frames per second of the medium.
         frames: Their number.
-        seed: Chooses colours, sizes and ways.
+        seed: Chooses colours, sizes and ways; 0 or more.
         pace: As in `video_file`.
         keep: As in `video_file`.
         queue_frames_max: As in `video_file`.
@@ -59,11 +60,10 @@ def synthetic_video(
         InvalidArgument: An argument is out of range.
     """
     where = "aionn.media.synthetic_video"
-    width, height = checked_size(size, where)
-    if not 0.001 <= fps <= 100_000:
-        raise InvalidArgument(f"{where}: fps: expected 0.001 to 100000, got {fps}")
-    if frames < 0:
-        raise InvalidArgument(f"{where}: frames: expected 0 or more, got {frames}")
+    width, height = checked_size(size, f"{where}: size")
+    fps = checked_number(fps, 0.001, 100_000, f"{where}: fps")
+    frames = checked_whole(frames, 0, None, f"{where}: frames")
+    seed = checked_whole(seed, 0, None, f"{where}: seed")
     checked_queue_max(queue_frames_max, "queue_frames_max", where)
     items = _frames(width, height, fps, frames, seed)
     return Source(
@@ -86,8 +86,8 @@ def synthetic_audio(
     """Pure tones of half a second, between 100 Hz and a quarter of the sample rate, over faint noise.
 
     Args:
-        duration_s: Length of the medium.
-        seed: Chooses the tones and the noise.
+        duration_s: Length of the medium, up to `DURATION_S_MAX`.
+        seed: Chooses the tones and the noise; 0 or more.
         window_s: As in `audio_file`.
         hop_s: As in `audio_file`.
         sample_rate_hz: As in `audio_file`.
@@ -101,10 +101,10 @@ def synthetic_audio(
     """
     where = "aionn.media.synthetic_audio"
     plan = WindowPlan.of(window_s, hop_s, sample_rate_hz, where)
-    if not 0 <= duration_s < math.inf:
-        raise InvalidArgument(f"{where}: duration_s: expected 0 or more, got {duration_s}")
+    samples = checked_number(duration_s, 0, DURATION_S_MAX, f"{where}: duration_s") * plan.sample_rate_hz
+    seed = checked_whole(seed, 0, None, f"{where}: seed")
     checked_queue_max(queue_windows_max, "queue_windows_max", where)
-    windows = windows_of(_tones(round(duration_s * sample_rate_hz), sample_rate_hz, seed), plan)
+    windows = windows_of(_tones(round(samples), plan.sample_rate_hz, seed), plan)
     return Source(
         windows, name=where, pace=pace, keep=keep, queue_max=queue_windows_max, now=now, blocking=False
     )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Literal
 
-from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_path, checked_size, one_of
 from aionn.media.pacing import Keep, checked_queue_max
 from aionn.media.pyav import RgbScaler, load, open_container, whole_packets
 from aionn.media.records import Frame
@@ -31,20 +31,6 @@ INTERPOLATIONS: tuple[Interpolation, ...] = (
     "lanczos",
     "point",
 )
-
-# 8K twice over; beyond that a size is a mistake, and 16,384 squared already is 800 MB a frame.
-SIZE_MAX = 16_384
-
-
-def checked_size(size: tuple[int, int], where: str) -> tuple[int, int]:
-    """Returns ``(width, height)`` if both are between 1 and `SIZE_MAX`, else raises `InvalidArgument`."""
-    try:
-        width, height = size
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"{where}: size: expected (width, height), got {size!r}") from None
-    if not (1 <= width <= SIZE_MAX and 1 <= height <= SIZE_MAX):
-        raise InvalidArgument(f"{where}: size: expected width and height of 1 to {SIZE_MAX}, got {size}")
-    return width, height
 
 
 def video_file(
@@ -84,13 +70,10 @@ def video_file(
     """
     where = "aionn.media.video_file"
     if size is not None:
-        size = checked_size(size, where)
+        size = checked_size(size, f"{where}: size")
     checked_queue_max(queue_frames_max, "queue_frames_max", where)
-    if interpolation not in INTERPOLATIONS:
-        raise InvalidArgument(
-            f"{where}: interpolation: expected one of {', '.join(INTERPOLATIONS)}, got {interpolation!r}"
-        )
-    frames = _frames(os.fspath(path), size, interpolation, where)
+    interpolation = one_of(interpolation, INTERPOLATIONS, f"{where}: interpolation")
+    frames = _frames(checked_path(path, f"{where}: path"), size, interpolation, where)
     return Source(frames, name=where, pace=pace, keep=keep, queue_max=queue_frames_max, now=now)
 
 

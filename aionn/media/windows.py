@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_whole, number_of, shown
 
 __all__ = ["WindowCutter", "WindowPlan"]
 
@@ -44,19 +45,21 @@ class WindowPlan(msgspec.Struct, frozen=True):
         """Rounds both lengths to whole samples.
 
         Raises:
-            InvalidArgument: A length is below one sample or above a minute, or the rate is not between 1 and 192,000.
+            InvalidArgument: A length is below one sample or above a minute, or the rate is not a whole
+                number between 1 and 192,000.
         """
-        if not 1 <= sample_rate_hz <= SAMPLE_RATE_HZ_MAX:
-            raise InvalidArgument(
-                f"{where}: sample_rate_hz: expected 1 to {SAMPLE_RATE_HZ_MAX}, got {sample_rate_hz}"
-            )
+        rate_hz = checked_whole(sample_rate_hz, 1, SAMPLE_RATE_HZ_MAX, f"{where}: sample_rate_hz")
+        samples: list[int] = []
         for name, length_s in (("window_s", window_s), ("hop_s", hop_s)):
+            seconds = number_of(length_s)
             # Written so that a NaN fails as well.
-            if not 1.0 <= length_s * sample_rate_hz <= WINDOW_S_MAX * sample_rate_hz:
+            if seconds is None or not 1.0 <= seconds * rate_hz <= WINDOW_S_MAX * rate_hz:
                 raise InvalidArgument(
-                    f"{where}: {name}: expected one sample (1/{sample_rate_hz} s) to {WINDOW_S_MAX:g} s, got {length_s}"
+                    f"{where}: {name}: expected one sample (1/{rate_hz} s) to {WINDOW_S_MAX:g} s, got {shown(length_s)}"
                 )
-        return cls(round(window_s * sample_rate_hz), round(hop_s * sample_rate_hz), sample_rate_hz)
+            samples.append(round(seconds * rate_hz))
+        window_samples, hop_samples = samples
+        return cls(window_samples, hop_samples, rate_hz)
 
     def start(self, index: int) -> int:
         """Number of the first sample of a window."""

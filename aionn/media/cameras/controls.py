@@ -17,19 +17,24 @@ from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_text, checked_whole, number_of, shown
 from aionn.media.cameras import videodev
 from aionn.media.cameras.device import VideoDevice, shown_text
 from aionn.media.live.capture import SourceUnavailable
 
-__all__ = ["CameraControl", "ControlValue", "controls_of", "set_controls"]
+__all__ = ["CameraControl", "ControlValue", "checked_values", "controls_of", "set_controls"]
 
 CONTROLS_MAX = 512
 """Controls that are asked for; webcams have some twenty, vivid a hundred."""
 
 CHOICES_MAX = 256
 """Entries of a menu that are asked for; the longest of the kernel's headers have some forty."""
+
+VALUE_MIN, VALUE_MAX = -(2**31), 2**32 - 1
+"""A value has 32 bits, which are signed, or those of a bitmask."""
 
 Kind = Literal["integer", "boolean", "menu", "button", "bitmask"]
 
@@ -146,6 +151,31 @@ def _choices(device: VideoDevice, query: videodev.QueryControl) -> dict[int, str
     return choices
 
 
+def checked_values(values: object, where: str) -> dict[str, ControlValue]:
+    """Returns values of controls by name, with integers and bools of numpy as Python's.
+
+    Raises:
+        InvalidArgument: It is not a mapping, or holds other types; ranges depend on the camera and are checked by `set_controls`.
+    """
+    if not isinstance(values, Mapping):
+        raise InvalidArgument(f"{where}: expected a mapping from names to values, got {shown(values)}")
+    return {
+        checked_text(name, f"{where}: a name"): _checked_value(value, f"{where}: {name}")
+        for name, value in values.items()
+    }
+
+
+def _checked_value(value: object, where: str) -> ControlValue:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    number = number_of(value)
+    if not isinstance(number, int):
+        raise InvalidArgument(f"{where}: expected an integer, a bool or a text, got {shown(value)}")
+    return checked_whole(number, VALUE_MIN, VALUE_MAX, where)
+
+
 def set_controls(device: VideoDevice, values: Mapping[str, ControlValue]) -> None:
     """Sets controls in the given order, which matters where one makes another one active.
 
@@ -191,8 +221,6 @@ def _checked(path: str, control: CameraControl, value: ControlValue) -> int:
                 return number
         choices = ", ".join(repr(text) for text in control.choices.values()) or "a number"
         raise InvalidArgument(f"{where}: expected {choices}, got {value!r}")
-    if not isinstance(value, int):
-        raise InvalidArgument(f"{where}: expected an integer, got {value!r}")
     if control.kind == "button":
         return int(value)
     if control.choices:

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import shown
 from aionn.media.cameras import videodev
 from aionn.media.cameras.capture import NO_CONTROLS, CameraCapture, set_up
 from aionn.media.cameras.controls import ControlValue
@@ -71,6 +72,9 @@ class CaptureMemory:
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         where = "aionn.media.CaptureMemory"
+        is_array = isinstance(arrays, np.ndarray) and arrays.ndim > 0
+        if not (is_array or isinstance(arrays, Sequence)) or isinstance(arrays, memoryview):
+            raise InvalidArgument(f"{where}: expected a list of arrays, got {shown(arrays)}")
         if not ARRAYS_MIN <= len(arrays) <= ARRAYS_MAX:
             raise InvalidArgument(f"{where}: expected {ARRAYS_MIN} to {ARRAYS_MAX} arrays, got {len(arrays)}")
         self._arrays: list[Pixels] = [_checked(array, where) for array in arrays]
@@ -115,7 +119,8 @@ class CaptureMemory:
         Raises:
             InvalidArgument: It is not a frame of this memory.
         """
-        number = self._numbers.get(address_of(frame.data))
+        is_frame = isinstance(frame, Frame) and isinstance(frame.data, np.ndarray)
+        number = self._numbers.get(address_of(frame.data)) if is_frame else None
         if number is None:
             raise InvalidArgument(
                 "aionn.media.CaptureMemory: expected a frame that was captured into it, got another one"
@@ -185,7 +190,7 @@ def _checked(array: Any, where: str) -> Pixels:
     shape = array.shape[1:] if array.ndim == 4 and array.shape[0] == 1 else array.shape
     if len(shape) != 3 or shape[2] not in FORMATS or not all(1 <= edge <= EDGE_MAX for edge in shape[:2]):
         raise InvalidArgument(
-            f"{where}: expected [height, width, channels] with 1 to 3 channels, got {list(array.shape)}"
+            f"{where}: expected arrays of [height, width, channels] with 1 to 3 channels, got {list(array.shape)}"
         )
     return array.reshape(shape)
 
@@ -202,10 +207,10 @@ def in_place_format(memory: CaptureMemory, wished: PixelFormat | None, where: st
         InvalidArgument: The wish is another one.
     """
     known = FORMATS[memory.channels]
-    if wished is None or wished in known:
+    if wished is None or (isinstance(wished, str) and wished in known):
         return wished or known[0]
     raise InvalidArgument(
-        f"{where}: pixel_format: expected {' or '.join(known)} for arrays of {memory.channels} bytes a pixel, got {wished!r}"
+        f"{where}: pixel_format: expected {' or '.join(known)} for arrays of {memory.channels} bytes a pixel, got {shown(wished)}"
     )
 
 

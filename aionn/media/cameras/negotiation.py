@@ -15,6 +15,7 @@ from typing import Literal, get_args
 import msgspec
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_size, number_of, one_of, shown
 
 __all__ = ["Choice", "Offer", "PixelFormat", "Wish", "checked_wish", "choose"]
 
@@ -89,20 +90,17 @@ def checked_wish(
     Raises:
         InvalidArgument: A number is out of range, or the format is not one of `PixelFormat`.
     """
-    width, height = SIZE_DEFAULT if size is None else size
-    if not (1 <= width <= EDGE_MAX and 1 <= height <= EDGE_MAX):
+    wanted = SIZE_DEFAULT if size is None else checked_size(size, f"{where}: capture_size")
+    wished = RATE_DEFAULT if rate is None else number_of(rate)
+    # Written so that a NaN fails as well.
+    if wished is None or not 0 < wished <= RATE_MAX:
         raise InvalidArgument(
-            f"{where}: capture_size: expected width and height of 1 to {EDGE_MAX}, got {size}"
+            f"{where}: rate: expected a number above 0 and up to {RATE_MAX:g}, got {shown(rate)}"
         )
-    wished = RATE_DEFAULT if rate is None else rate
-    if not 0 < wished <= RATE_MAX:
-        raise InvalidArgument(f"{where}: rate: expected a number above 0 and up to {RATE_MAX:g}, got {rate}")
-    for known in PREFERENCE:
-        if pixel_format is None or pixel_format == known:
-            return Wish((width, height), wished, None if pixel_format is None else known)
-    raise InvalidArgument(
-        f"{where}: pixel_format: expected one of {', '.join(PREFERENCE)}, got {pixel_format!r}"
-    )
+    known: PixelFormat | None = None
+    if pixel_format is not None:
+        known = one_of(pixel_format, PREFERENCE, f"{where}: pixel_format")
+    return Wish(wanted, wished, known)
 
 
 def choose(offers: Sequence[Offer], wish: Wish, *, can_decode_jpeg: bool) -> Choice | None:

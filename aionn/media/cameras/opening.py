@@ -13,22 +13,29 @@ from typing import Self, TypeVar
 import anyio
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_path, checked_size, checked_whole, shown
 from aionn.media.cameras.capture import BUFFERS_MIN, CameraCapture, open_camera
-from aionn.media.cameras.controls import CameraControl, ControlValue, controls_of, set_controls
+from aionn.media.cameras.controls import (
+    CameraControl,
+    ControlValue,
+    checked_values,
+    controls_of,
+    set_controls,
+)
 from aionn.media.cameras.device import VideoDevice
 from aionn.media.cameras.hotplug import DeviceWatch
 from aionn.media.cameras.in_place import CaptureMemory, in_place_format, open_in_place
 from aionn.media.cameras.listing import CameraInfo, Identity, find_cameras, identity_of, resolve
 from aionn.media.cameras.negotiation import PixelFormat, Wish, checked_wish
-from aionn.media.cameras.system import System
+from aionn.media.cameras.system import System, checked_system
 from aionn.media.live.capture import SourceUnavailable
 from aionn.media.live.readable import until_readable
 from aionn.media.live.reconnection import Reconnection
 from aionn.media.live.source import ARRIVAL_S, LiveSource
 from aionn.media.live.worker import Worker
-from aionn.media.pacing import Keep
+from aionn.media.network_streams.addresses import masked
+from aionn.media.pacing import Keep, checked_keep
 from aionn.media.records import Frame
-from aionn.media.video import checked_size
 
 __all__ = ["CameraWatch", "camera", "camera_controls", "list_cameras", "set_camera_controls"]
 
@@ -37,6 +44,12 @@ OPEN_S_MAX = 10.0
 
 QUEUE_MAX = 28
 """Frames that may wait: the kernel has at most 32 buffers for a stream, and four are in use."""
+
+NUMBER_MAX = 2**20 - 1
+"""Linux has 20 bits for the number of a device among those of its kind."""
+
+INPUT_MAX = 2**31 - 1
+"""The kernel's number of an input is an int."""
 
 RECONNECTION = Reconnection(most_s=2.0)
 """A camera that is plugged in again is reported by the kernel; one that returns at the same node, as some do after an error, is
@@ -169,23 +182,26 @@ def camera(
         InvalidArgument: An argument is out of range.
     """
     where = "aionn.media.camera"
+    name = _checked_name(name, where)
     if size is not None:
-        size = checked_size(size, where)
+        size = checked_size(size, f"{where}: size")
+    if capture_size is not None:
+        capture_size = checked_size(capture_size, f"{where}: capture_size")
     if into is not None:
+        if not isinstance(into, CaptureMemory):
+            raise InvalidArgument(f"{where}: into: expected an aionn.media.CaptureMemory, got {shown(into)}")
         if size is not None or capture_size is not None:
             raise InvalidArgument(f"{where}: expected either into or a size, got both; the memory has a size")
         pixel_format, capture_size = in_place_format(into, pixel_format, where), into.size
     wish = checked_wish(capture_size or size, rate, pixel_format, where)
-    if not 1 <= queue_frames_max <= QUEUE_MAX:
-        raise InvalidArgument(f"{where}: queue_frames_max: expected 1 to {QUEUE_MAX}, got {queue_frames_max}")
-    if (isinstance(name, int) and name < 0) or name == "":
-        raise InvalidArgument(f"{where}: name: expected a number from 0, a path or a name, got {name!r}")
-    if "://" in str(name):
-        raise InvalidArgument(
-            f"{where}: name: expected a number, a path or a name, got the address {name!r}; use aionn.media.network"
-        )
+    keep = checked_keep(keep, where)
+    queue_frames_max = checked_whole(queue_frames_max, 1, QUEUE_MAX, f"{where}: queue_frames_max")
+    if input_index is not None:
+        input_index = checked_whole(input_index, 0, INPUT_MAX, f"{where}: input_index")
+    values = {} if controls is None else checked_values(controls, f"{where}: controls")
+    chosen = _checked_system(system, where)
     buffers = BUFFERS_MIN if keep == "latest" else max(BUFFERS_MIN, queue_frames_max + 2)
-    opener = _CameraOpener(system or System(), name, wish, size, buffers, input_index, controls or {}, into)
+    opener = _CameraOpener(chosen, name, wish, size, buffers, input_index, values, into)
     return LiveSource(
         opener,
         name=where,
@@ -204,8 +220,9 @@ async def list_cameras(*, system: System | None = None) -> list[CameraInfo]:
     Raises:
         SourceUnavailable: A driver does not answer within `OPEN_S_MAX`.
     """
-    chosen = system or System()
-    return await _asked(lambda: find_cameras(chosen), "aionn.media.list_cameras")
+    where = "aionn.media.list_cameras"
+    chosen = _checked_system(system, where)
+    return await _asked(lambda: find_cameras(chosen), where)
 
 
 async def camera_controls(name: str | int = 0, *, system: System | None = None) -> list[CameraControl]:
@@ -216,10 +233,12 @@ async def camera_controls(name: str | int = 0, *, system: System | None = None) 
         system: The system calls; for tests.
 
     Raises:
+        InvalidArgument: An argument is out of range.
         SourceUnavailable: It cannot be opened, or does not answer within `OPEN_S_MAX`.
     """
-    chosen = system or System()
-    return await _asked(lambda: _with_device(chosen, name, controls_of), "aionn.media.camera_controls")
+    where = "aionn.media.camera_controls"
+    checked, chosen = _checked_name(name, where), _checked_system(system, where)
+    return await _asked(lambda: _with_device(chosen, checked, controls_of), where)
 
 
 async def set_camera_controls(
@@ -239,13 +258,34 @@ async def set_camera_controls(
         InvalidArgument: There is no such control, it cannot be set, or the value is out of its range. Those before it are set.
         SourceUnavailable: The camera cannot be opened, the driver rejects a value, or does not answer within `OPEN_S_MAX`.
     """
-    chosen = system or System()
+    where = "aionn.media.set_camera_controls"
+    checked, chosen = _checked_name(name, where), _checked_system(system, where)
+    wanted = checked_values(values, f"{where}: values")
 
     def run(device: VideoDevice) -> list[CameraControl]:
-        set_controls(device, values)
+        set_controls(device, wanted)
         return controls_of(device)
 
-    return await _asked(lambda: _with_device(chosen, name, run), "aionn.media.set_camera_controls")
+    return await _asked(lambda: _with_device(chosen, checked, run), where)
+
+
+def _checked_name(name: object, where: str) -> str | int:
+    if isinstance(name, str) and "://" in name:
+        raise InvalidArgument(
+            f"{where}: name: expected a number, a path or a name, got the address {masked(name)!r}; use aionn.media.network"
+        )
+    if isinstance(name, str) and name:
+        return checked_path(name, f"{where}: name")
+    try:
+        return checked_whole(name, 0, NUMBER_MAX, where)
+    except InvalidArgument:
+        raise InvalidArgument(
+            f"{where}: name: expected a number from 0 to {NUMBER_MAX}, or a path or a name as text, got {shown(name)}"
+        ) from None
+
+
+def _checked_system(system: object, where: str) -> System:
+    return System() if system is None else checked_system(system, where)
 
 
 def _with_device(system: System, name: str | int, run: Callable[[VideoDevice], _T]) -> _T:
@@ -274,7 +314,7 @@ class CameraWatch:
     """
 
     def __init__(self, *, system: System | None = None) -> None:
-        self._system = system or System()
+        self._system = _checked_system(system, "aionn.media.CameraWatch")
         self._watch: DeviceWatch | None = None
         self._cameras: list[CameraInfo] | None = None
         self._is_due = True

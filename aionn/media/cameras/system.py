@@ -1,6 +1,6 @@
 """The system calls of a camera: the lowest layer, which tests replace.
 
-Owns nothing but the calls themselves. Refuses to own any decision.
+Owns the calls, and the check that an argument has them. Refuses to own any decision.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import mmap
 import os
 from pathlib import Path
 
+from aionn.errors import InvalidArgument
+from aionn.media.arguments import shown
 from aionn.media.cameras.hotplug import DeviceWatch
 
-__all__ = ["System"]
+__all__ = ["System", "checked_system"]
 
 PROCESSES_MAX = 10_000
 """Processes that are searched for the one that uses a camera: a desktop has hundreds."""
@@ -93,3 +95,10 @@ class System:
             except OSError:
                 continue
         return users
+
+
+def checked_system(system: object, where: str) -> System:
+    """Returns the argument ``system`` of a function for users, else raises `InvalidArgument`."""
+    if not isinstance(system, System):
+        raise InvalidArgument(f"{where}: system: expected the system calls of a camera, got {shown(system)}")
+    return system

@@ -12,12 +12,12 @@ Invariants:
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable
 
 import msgspec
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_flag, checked_number, number_of, shown
 
 __all__ = ["Connection", "ConnectionEvent", "ConnectionState", "Health", "Reconnection"]
 
@@ -84,18 +84,24 @@ class Reconnection(msgspec.Struct, frozen=True, kw_only=True):
         """Checks the numbers.
 
         Raises:
-            InvalidArgument: A number is not finite, negative, or ``most_s`` is below ``first_s``.
+            InvalidArgument: A number is not one, not finite, negative, or ``most_s`` is below ``first_s``.
         """
-        end_after_s = 0.0 if self.end_after_s is None else self.end_after_s
-        for name, value in (("calm_s", self.calm_s), ("end_after_s", end_after_s)):
-            if not (math.isfinite(value) and value >= 0):
-                raise InvalidArgument(f"aionn.media.Reconnection: {name}: expected 0 or more, got {value}")
+        where = "aionn.media.Reconnection"
+        checked: dict[str, float | bool] = {
+            "calm_s": checked_number(self.calm_s, 0, None, f"{where}: calm_s"),
+            "from_start": checked_flag(self.from_start, f"{where}: from_start"),
+        }
+        if self.end_after_s is not None:
+            checked["end_after_s"] = checked_number(self.end_after_s, 0, None, f"{where}: end_after_s")
+        first_s, most_s = number_of(self.first_s), number_of(self.most_s)
         # Written so that a NaN fails as well.
-        if not 0.01 <= self.first_s <= self.most_s <= DELAY_S_MAX:
+        if first_s is None or most_s is None or not 0.01 <= first_s <= most_s <= DELAY_S_MAX:
             raise InvalidArgument(
-                f"aionn.media.Reconnection: expected 0.01 <= first_s <= most_s <= {DELAY_S_MAX:g}, got {self.first_s} and "
-                f"{self.most_s}"
+                f"{where}: expected 0.01 <= first_s <= most_s <= {DELAY_S_MAX:g}, got {shown(self.first_s)} and "
+                f"{shown(self.most_s)}"
             )
+        for name, value in {**checked, "first_s": first_s, "most_s": most_s}.items():
+            msgspec.structs.force_setattr(self, name, value)
 
     def delay_ns(self, failures: int, random: float) -> int:
         """Delay before the next attempt.

@@ -31,6 +31,7 @@ import anyio
 import msgspec
 
 from aionn.errors import Error, InvalidArgument, named
+from aionn.media.arguments import checked_function, checked_text, shown
 from aionn.media.live.capture import Arrivals, Capture, CorruptItem, Grab, Opener, SourceUnavailable
 from aionn.media.live.queueing import GrabQueue, is_stale
 from aionn.media.live.readable import until_readable
@@ -142,8 +143,19 @@ class LiveSource(Generic[T]):
             rng: Numbers of [0, 1), for the delays.
 
         Raises:
-            InvalidArgument: ``keep`` or ``queue_max`` is out of range.
+            InvalidArgument: An argument has another type, or is out of range.
         """
+        checked_text(name, "aionn.media.LiveSource: name")
+        if not (reconnect is None or isinstance(reconnect, Reconnection)):
+            raise InvalidArgument(
+                f"{name}: reconnect: expected None or an aionn.media.Reconnection, got {shown(reconnect)}"
+            )
+        optional = {"unused": unused, "is_held": is_held, "arrivals": arrivals}
+        given = {argument: function for argument, function in optional.items() if function is not None}
+        for argument, function in {**given, "now": now, "rng": rng}.items():
+            checked_function(function, f"{name}: {argument}")
+        for ability in ("open", "cancel"):
+            checked_function(getattr(opener, ability, None), f"{name}: opener: {ability}")
         self._state: Literal["new", "open", "closed"] = "new"
         self._name = name
         self._opener: Opener[T] = opener

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_path, checked_text, checked_whole, one_of, shown
 from aionn.media.live.reconnection import Reconnection
 from aionn.media.live.source import LiveSource
 from aionn.media.microphones.recorders import open_parec, open_pipe, open_portaudio
 from aionn.media.microphones.samples import SampleFormat, SampleLayout, SamplesCapture
-from aionn.media.pacing import Keep
+from aionn.media.pacing import Keep, checked_queue_max
 from aionn.media.records import AudioWindow
 from aionn.media.windows import WindowPlan
 
@@ -24,6 +25,9 @@ Recorder = Literal["parec", "portaudio"]
 
 OPEN_S_MAX = 10.0
 """Opening takes tenths of a second; a Bluetooth headset that changes its profile takes some seconds."""
+
+NUMBER_MAX = 2**31 - 1
+"""Numbers of devices and of descriptors are an int of C."""
 
 RECONNECTION = Reconnection(most_s=2.0)
 """A sound server that is started again is there within a second."""
@@ -80,18 +84,25 @@ def microphone(
     """
     where = "aionn.media.microphone"
     plan = WindowPlan.of(window_s, hop_s, sample_rate_hz, where)
-    if recorder == "parec":
-        if isinstance(device, int):
-            raise InvalidArgument(
-                f"{where}: device: expected the name of a source of the sound server, got {device}"
-            )
-        name = device
-        opener = _SoundOpener(lambda: open_parec(name, plan))
-    elif recorder == "portaudio":
-        opener = _SoundOpener(lambda: open_portaudio(device, plan))
+    queue_windows_max = checked_queue_max(queue_windows_max, "queue_windows_max", where)
+    recorder = one_of(recorder, get_args(Recorder), f"{where}: recorder")
+    name = None if device is None else _checked_device(device, recorder, f"{where}: device")
+    if recorder == "portaudio":
+        opener = _SoundOpener(lambda: open_portaudio(name, plan))
     else:
-        raise InvalidArgument(f"{where}: recorder: expected parec or portaudio, got {recorder!r}")
+        source = name if isinstance(name, str) else None
+        opener = _SoundOpener(lambda: open_parec(source, plan))
     return LiveSource(opener, name=where, keep=keep, queue_max=queue_windows_max, reconnect=reconnect)
+
+
+def _checked_device(device: object, recorder: Recorder, where: str) -> str | int:
+    if isinstance(device, str):
+        return checked_text(device, where)
+    if recorder == "parec":
+        raise InvalidArgument(
+            f"{where}: expected the name of a source of the sound server, got {shown(device)}"
+        )
+    return checked_whole(device, 0, NUMBER_MAX, where)
 
 
 def raw_audio(
@@ -124,7 +135,19 @@ def raw_audio(
     """
     where = "aionn.media.raw_audio"
     plan = WindowPlan.of(window_s, hop_s, sample_rate_hz, where)
-    layout = SampleLayout.of(sample_format, channels, sample_rate_hz, where)
-    path = source if isinstance(source, int) else os.fspath(source)
+    queue_windows_max = checked_queue_max(queue_windows_max, "queue_windows_max", where)
+    layout = SampleLayout.of(sample_format, channels, plan.sample_rate_hz, where)
+    path = _checked_place(source, f"{where}: source")
     opener = _SoundOpener(lambda: open_pipe(path, layout, plan))
     return LiveSource(opener, name=where, keep=keep, queue_max=queue_windows_max, reconnect=reconnect)
+
+
+def _checked_place(source: object, where: str) -> str | int:
+    if isinstance(source, str | os.PathLike):
+        return checked_path(source, where)
+    try:
+        return checked_whole(source, 0, NUMBER_MAX, where)
+    except InvalidArgument:
+        raise InvalidArgument(
+            f"{where}: expected a path, or a descriptor of 0 to {NUMBER_MAX}, got {shown(source)}"
+        ) from None

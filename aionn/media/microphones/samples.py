@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_whole, one_of
 from aionn.media.live.capture import Grab, SourceUnavailable
 from aionn.media.live.clock import CaptureTime, MediaClock
 from aionn.media.records import AudioWindow
@@ -69,14 +69,9 @@ class SampleLayout(msgspec.Struct, frozen=True):
         Raises:
             InvalidArgument: The format is not one of `SampleFormat`, or there are no channels, or too many.
         """
-        if not 1 <= channels <= CHANNELS_MAX:
-            raise InvalidArgument(f"{where}: channels: expected 1 to {CHANNELS_MAX}, got {channels}")
-        for known in get_args(SampleFormat):
-            if known == sample_format:
-                return cls(known, channels, sample_rate_hz)
-        raise InvalidArgument(
-            f"{where}: sample_format: expected one of {', '.join(get_args(SampleFormat))}, got {sample_format!r}"
-        )
+        channels = checked_whole(channels, 1, CHANNELS_MAX, f"{where}: channels")
+        known: SampleFormat = one_of(sample_format, get_args(SampleFormat), f"{where}: sample_format")
+        return cls(known, channels, sample_rate_hz)
 
 
 def mono(data: bytes, layout: SampleLayout) -> npt.NDArray[np.float32]:

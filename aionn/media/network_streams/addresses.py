@@ -13,6 +13,7 @@ import re
 import urllib.parse
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_text
 
 __all__ = ["SCHEMES", "checked_address", "masked", "options_of", "without_credentials"]
 
@@ -41,6 +42,7 @@ def checked_address(url: str, where: str) -> str:
     Raises:
         InvalidArgument: Otherwise; the message does not contain credentials.
     """
+    checked_text(url, f"{where}: url")
     if not 0 < len(url) <= ADDRESS_MAX or any(c.isspace() or not c.isprintable() for c in url):
         raise InvalidArgument(
             f"{where}: url: expected up to {ADDRESS_MAX} characters without spaces, got {masked(url)[:80]!r}"

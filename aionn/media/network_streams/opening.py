@@ -5,22 +5,20 @@ Owns their arguments. Refuses to own anything else.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from typing import Generic, Literal, TypeVar, cast, get_args
+from typing import Generic, Literal, TypeVar, get_args
 
 import msgspec
 
-from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_number, checked_size, checked_text, checked_texts, one_of
 from aionn.media.live.capture import Capture
 from aionn.media.live.reconnection import Reconnection
 from aionn.media.live.source import LiveSource
 from aionn.media.network_streams.addresses import checked_address, options_of
 from aionn.media.network_streams.capture import SoundCapture, StreamClock, StreamProcess, VideoCapture
 from aionn.media.network_streams.messages import Start
-from aionn.media.pacing import Keep
+from aionn.media.pacing import Keep, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame
-from aionn.media.video import checked_size
 from aionn.media.windows import WindowPlan
 
 __all__ = ["DECODER_BYTES_MAX", "READ_S_MAX", "SLOTS", "StreamOpener", "network", "network_audio"]
@@ -135,7 +133,8 @@ def network(
     """
     where = "aionn.media.network"
     if size is not None:
-        size = checked_size(size, where)
+        size = checked_size(size, f"{where}: size")
+    queue_frames_max = checked_queue_max(queue_frames_max, "queue_frames_max", where)
     start = _start(url, "video", transport, format, options, keep, open_s_max, where)
     slots = SLOTS if keep == "latest" else queue_frames_max + 3
     start = msgspec.structs.replace(start, size=size, slots=min(slots, 255))
@@ -186,8 +185,9 @@ def network_audio(
     """
     where = "aionn.media.network_audio"
     plan = WindowPlan.of(window_s, hop_s, sample_rate_hz, where)
+    queue_windows_max = checked_queue_max(queue_windows_max, "queue_windows_max", where)
     start = _start(url, "audio", transport, format, options, keep, open_s_max, where)
-    start = msgspec.structs.replace(start, sample_rate_hz=sample_rate_hz, slots=16)
+    start = msgspec.structs.replace(start, sample_rate_hz=plan.sample_rate_hz, slots=16)
     chosen = _checked_clock(clock, where)
     opener: StreamOpener[AudioWindow] = StreamOpener(
         start, lambda process, slots: SoundCapture(process, slots, plan, chosen)
@@ -196,10 +196,8 @@ def network_audio(
 
 
 def _checked_clock(clock: str, where: str) -> StreamClock:
-    for known in get_args(StreamClock):
-        if clock == known:
-            return cast("StreamClock", known)
-    raise InvalidArgument(f"{where}: clock: expected arrival or sender, got {clock!r}")
+    known: StreamClock = one_of(clock, get_args(StreamClock), f"{where}: clock")
+    return known
 
 
 def _start(
@@ -214,16 +212,18 @@ def _start(
 ) -> Start:
     """The first message, with its checked parts; size, sample rate and slots are filled in by the caller."""
     checked_address(url, where)
-    if transport not in ("tcp", "udp"):
-        raise InvalidArgument(f"{where}: transport: expected tcp or udp, got {transport!r}")
-    if not (math.isfinite(open_s_max) and 0.1 <= open_s_max <= OPEN_S_MAX):
-        raise InvalidArgument(f"{where}: open_s_max: expected 0.1 to {OPEN_S_MAX:g}, got {open_s_max}")
+    transport = one_of(transport, ("tcp", "udp"), f"{where}: transport")
+    keep = checked_keep(keep, where)
+    open_s_max = checked_number(open_s_max, 0.1, OPEN_S_MAX, f"{where}: open_s_max")
+    further = {} if options is None else checked_texts(options, f"{where}: options")
+    if format is not None:
+        checked_text(format, f"{where}: format")
     return Start(
         url=url,
         kind=kind,
         size=None,
         sample_rate_hz=16_000,
-        options={**options_of(url, transport, open_s_max, keeps_all=keep == "all"), **(options or {})},
+        options={**options_of(url, transport, open_s_max, keeps_all=keep == "all"), **further},
         format=format,
         open_s_max=open_s_max,
         read_s_max=READ_S_MAX,

@@ -25,6 +25,7 @@ from typing import Any, Final, Generic, Literal, Self, TypeVar
 import msgspec
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_path
 from aionn.media.live.worker import Call, Worker
 from aionn.media.recording.items import Item, Kind, encoded_head, encoded_item, kind_of
 from aionn.media.records import AudioWindow, Frame
@@ -79,8 +80,11 @@ def record(path: str | os.PathLike[str]) -> Recorder:
 
     Args:
         path: A file that does not exist yet.
+
+    Raises:
+        InvalidArgument: It is not a path.
     """
-    return Recorder(os.fspath(path))
+    return Recorder(checked_path(path, "aionn.media.record: path"))
 
 
 class RecordingFile:
@@ -223,7 +227,15 @@ class Recorder:
         call.future.add_done_callback(functools.partial(self._take_written, call, size))
 
     def through(self, items: AsyncIterable[T]) -> Through[T]:
-        """The same items, each of which is recorded when it is taken. Cancelling is as for ``items``."""
+        """The same items, each of which is recorded when it is taken. Cancelling is as for ``items``.
+
+        Raises:
+            InvalidArgument: They are not an async iterable.
+        """
+        if not isinstance(items, AsyncIterable):
+            raise InvalidArgument(
+                f"{self._name}: through: expected an async iterable, got a {type(items).__name__}"
+            )
         return Through(self, items)
 
     def statistics(self) -> RecordingStatistics:

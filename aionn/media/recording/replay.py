@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 
 from aionn.errors import InvalidArgument
+from aionn.media.arguments import checked_path, checked_size
 from aionn.media.cameras.pixels import nearest
 from aionn.media.pacing import Keep, checked_queue_max
 from aionn.media.recording.items import ItemReader, Kind
 from aionn.media.records import AudioWindow, Frame
 from aionn.media.source import Source
-from aionn.media.video import checked_size
 from aionn.platform.files import open_regular
 
 __all__ = ["recorded_kind", "replay", "replay_audio"]
@@ -65,9 +65,9 @@ def replay(
     """
     where = "aionn.media.replay"
     if size is not None:
-        size = checked_size(size, where)
+        size = checked_size(size, f"{where}: size")
     checked_queue_max(queue_frames_max, "queue_frames_max", where)
-    items = _items(os.fspath(path), "frames", size, where)
+    items = _items(checked_path(path, f"{where}: path"), "frames", size, where)
     return Source(items, name=where, pace=pace, keep=keep, queue_max=queue_frames_max, now=now)
 
 
@@ -93,7 +93,7 @@ def replay_audio(
     """
     where = "aionn.media.replay_audio"
     checked_queue_max(queue_windows_max, "queue_windows_max", where)
-    items = _items(os.fspath(path), "windows", None, where)
+    items = _items(checked_path(path, f"{where}: path"), "windows", None, where)
     return Source(items, name=where, pace=pace, keep=keep, queue_max=queue_windows_max, now=now)
 
 

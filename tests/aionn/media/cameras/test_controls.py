@@ -70,7 +70,7 @@ def test_controls_are_set_by_name_in_the_given_order(really, webcam):
         ({"zoom": 1}, "expected one of brightness, white_balance_automatic, gain"),
         ({"brightness": 65}, "expected -64 to 64, got 65"),
         ({"gain": 25}, "expected 10 to 100 in steps of 10, got 25"),
-        ({"brightness": 1.5}, "expected an integer, got 1.5"),
+        ({"brightness": 1.5}, "brightness: expected an integer, a bool or a text, got 1.5"),
         ({"brightness": "bright"}, "expected a number, got 'bright'"),
         ({"auto_exposure": "sometimes"}, "expected 'Manual Mode', 'Aperture Priority', got 'sometimes'"),
         ({"auto_exposure": 2}, r"expected one of \[1, 3\], got 2"),
