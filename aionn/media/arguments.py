@@ -85,8 +85,17 @@ def checked_number(value: object, least: float, most: float | None, where: str, 
     return number
 
 
-def checked_whole(value: object, least: int, most: int | None, where: str) -> int:
+def checked_whole(
+    value: object, least: int, most: int | None, where: str, *, expected: str | None = None
+) -> int:
     """Returns a whole number between both ends, which belong to the range. See `checked_number`.
+
+    Args:
+        value: The argument.
+        least: The smallest one.
+        most: The largest one; None means no limit.
+        where: The function and the argument; begins the message.
+        expected: The values that the message expects, where these are not whole numbers alone; None means the range.
 
     Raises:
         InvalidArgument: It is another one, or not a whole number.
@@ -96,11 +105,11 @@ def checked_whole(value: object, least: int, most: int | None, where: str) -> in
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise InvalidArgument(
-            f"{where}: expected a whole number of {_range(least, most)}, got {shown(value)}"
-        ) from None
+        kind = expected or f"a whole number of {_range(least, most)}"
+        raise InvalidArgument(f"{where}: expected {kind}, got {shown(value)}") from None
     if number < least or (most is not None and number > most):
-        raise InvalidArgument(f"{where}: expected {_range(least, most)}, got {shown(number)}")
+        kind, got = (expected, value) if expected else (_range(least, most), number)
+        raise InvalidArgument(f"{where}: expected {kind}, got {shown(got)}")
     return number
 
 

@@ -276,12 +276,8 @@ def _checked_name(name: object, where: str) -> str | int:
         )
     if isinstance(name, str) and name:
         return checked_path(name, f"{where}: name")
-    try:
-        return checked_whole(name, 0, NUMBER_MAX, where)
-    except InvalidArgument:
-        raise InvalidArgument(
-            f"{where}: name: expected a number from 0 to {NUMBER_MAX}, or a path or a name as text, got {shown(name)}"
-        ) from None
+    expected = f"a number from 0 to {NUMBER_MAX}, or a path or a name as text"
+    return checked_whole(name, 0, NUMBER_MAX, f"{where}: name", expected=expected)
 
 
 def _checked_system(system: object, where: str) -> System:

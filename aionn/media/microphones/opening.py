@@ -145,9 +145,6 @@ def raw_audio(
 def _checked_place(source: object, where: str) -> str | int:
     if isinstance(source, str | os.PathLike):
         return checked_path(source, where)
-    try:
-        return checked_whole(source, 0, NUMBER_MAX, where)
-    except InvalidArgument:
-        raise InvalidArgument(
-            f"{where}: expected a path, or a descriptor of 0 to {NUMBER_MAX}, got {shown(source)}"
-        ) from None
+    return checked_whole(
+        source, 0, NUMBER_MAX, where, expected=f"a path, or a descriptor of 0 to {NUMBER_MAX}"
+    )
