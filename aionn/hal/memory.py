@@ -42,6 +42,7 @@ __all__ = [
     "Memory",
     "MemoryKind",
     "whole_number",
+    "write_all",
 ]
 
 PREFERRED_ALIGNMENT_BYTES = 64
@@ -265,7 +266,7 @@ class Memory:
                     "a page without a part would be allocated when it is read"
                 )
                 end = offset + part.nbytes
-                _write(fd, part, offset)
+                write_all(fd, part.data, offset)
             assert end == size_bytes, "the last part ends the pool"
             try:
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | _SEAL_FUTURE_WRITE)
@@ -463,10 +464,11 @@ class Memory:
         return f"<Memory {self.kind} {self.size_bytes} bytes, {state}>"
 
 
-def _write(fd: int, data: npt.NDArray[np.uint8], offset: int) -> None:
-    while data.nbytes:
-        count = os.pwrite(fd, data.data, offset)
-        data, offset = data[count:], offset + count
+def write_all(fd: int, data: memoryview, offset: int) -> None:
+    """Writes all bytes at a place of a file. Raises ``OSError``."""
+    while data:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
 
 
 def _cannot_allocate(size_bytes: int, error: OSError) -> ResourceExhausted:

@@ -37,6 +37,7 @@ import numpy.typing as npt
 
 from aionn.errors import GeneralFailure
 from aionn.hal import CacheFiles, Memory, Model
+from aionn.hal.memory import write_all
 from aionn.hal.pieces import between_pieces
 
 __all__ = [
@@ -149,7 +150,7 @@ def save(cache: CacheFiles, contents: CacheContents, *, driver: str) -> None:
                 _copy(piece, fd, _HEAD_BYTES, saving)
                 os.ftruncate(fd, _HEAD_BYTES + piece.size_bytes)
             for index, fd in enumerate(fds):
-                _write(fd, memoryview(saving.sealed(index) + saving.digest()), 0)
+                write_all(fd, memoryview(saving.sealed(index) + saving.digest()), 0)
         except BaseException:
             for fd in fds:
                 with contextlib.suppress(OSError):
@@ -317,7 +318,7 @@ def _copy(source: _Content | _File, fd: int, offset: int, saving: _Saving | None
         block = memoryview(scratch)[: source.size_bytes - at]
         source.fill(block, at)
         if saving is None or saving.add(block):
-            _write(fd, block, offset + at)
+            write_all(fd, block, offset + at)
 
 
 def _check_same(found: Sequence[bytes], expected: Sequence[bytes]) -> None:
@@ -333,12 +334,6 @@ def _check_regular(fd: int) -> int:
         # Reading a pipe would wait without end, reading a device would never end.
         raise OSError(0, "expected an ordinary file")
     return status.st_size
-
-
-def _write(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written
 
 
 def _read(fd: int, place: memoryview, offset: int) -> None:

@@ -188,10 +188,8 @@ class EngineDevice(BlockingDevice):
             return
         try:
             self._end_of_asked = self.alarm.call_at(self.now() + KEPT_NS, drop)
-        except (
-            ResourceExhausted
-        ):  # No thread is left that would drop it: the preparation validates and lowers again.
-            return
+        except ResourceExhausted:
+            return  # No thread is left that would drop it: the preparation validates and lowers again.
         self._asked = asked
 
     def _forget(self) -> None:
