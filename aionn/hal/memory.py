@@ -219,13 +219,21 @@ class Memory:
         self._finalizer = weakref.finalize(self, _end, ending, self._at_close)
 
     @classmethod
-    def create(cls, size_bytes: int, *, kind: MemoryKind = MemoryKind.ASHMEM, name: str = "aionn") -> Self:
+    def create(
+        cls,
+        size_bytes: int,
+        *,
+        kind: MemoryKind = MemoryKind.ASHMEM,
+        name: str = "aionn",
+        closing: Callable[[int, object], object] | None = None,
+    ) -> Self:
         """Makes a pool, zeroed, allocated and sealed.
 
         Args:
             size_bytes: At least 1.
             kind: ``ASHMEM`` or ``HARDWARE_BUFFER_BLOB``: both are memfd-backed here.
             name: Shows in /proc/<pid>/maps.
+            closing: See ``from_fd``.
 
         Raises:
             InvalidArgument: Illegal size or kind.
@@ -236,7 +244,7 @@ class Memory:
             raise InvalidArgument(f"memory: size must be at least 1 byte, got {size_bytes}")
         if kind not in (MemoryKind.ASHMEM, MemoryKind.HARDWARE_BUFFER_BLOB):
             raise InvalidArgument(f"memory: can create ashmem or hardware_buffer_blob, got {kind}")
-        return cls._create(size_bytes, kind, name)
+        return cls._create(size_bytes, kind, name, closing=closing)
 
     @classmethod
     def of_constants(
@@ -250,7 +258,8 @@ class Memory:
 
         Args:
             size_bytes: At least 1.
-            parts: Where each part begins, and its bytes, contiguous and in order. Gaps between parts are shorter than a page.
+            parts: Where each part begins, and its bytes, contiguous and in order. Gaps between parts are shorter than a page. Each
+                is written before the next one is asked for; exceptions of the iterable are passed on, but no ``OSError``.
             name: Shows in /proc/<pid>/maps.
 
         Raises:
@@ -273,9 +282,11 @@ class Memory:
             except OSError:
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # An older kernel.
             return cls(fd, _map(fd, size_bytes, 0, writable=False), MemoryKind.ASHMEM)
-        except OSError as e:
+        except BaseException as e:
             os.close(fd)
-            raise _cannot_allocate(size_bytes, e) from e
+            if isinstance(e, OSError):
+                raise _cannot_allocate(size_bytes, e) from e
+            raise
 
     @classmethod
     def create_hardware_buffer(cls, description: HardwareBufferDesc, *, name: str = "aionn-image") -> Self:
@@ -293,13 +304,18 @@ class Memory:
 
     @classmethod
     def _create(
-        cls, size_bytes: int, kind: MemoryKind, name: str, image: HardwareBufferDesc | None = None
+        cls,
+        size_bytes: int,
+        kind: MemoryKind,
+        name: str,
+        image: HardwareBufferDesc | None = None,
+        closing: Callable[[int, object], object] | None = None,
     ) -> Self:
         fd = cls._new_file(size_bytes, name)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            return cls(fd, _map(fd, size_bytes, 0, writable=True), kind, 0, image)
+            return cls(fd, _map(fd, size_bytes, 0, writable=True), kind, 0, image, closing)
         except OSError as e:
             os.close(fd)
             raise _cannot_allocate(size_bytes, e) from e

@@ -38,6 +38,7 @@ __all__ = [
     "QUICK_COUNT_MAX",
     "Kinds",
     "close_apart",
+    "close_memory",
     "is_quick",
     "kinds_of",
 ]
@@ -261,6 +262,15 @@ def close_apart(
         mapping: The object that has mapped them, and has no other user from now on; released first.
     """
     _memories.put(_Job(fds, mapping, on_closed, _others))
+
+
+def close_memory(fd: int, mapping: object, on_closed: Callable[[int], object] = _nothing) -> None:
+    """Closes a shared memory: here if that is quick, else by ``close_apart``, whose arguments these are."""
+    if is_quick(fd):
+        os.close(fd)
+        on_closed(0)
+    else:
+        close_apart([fd], on_closed, mapping=mapping)
 
 
 def _seals_of(fd: int) -> int | None:

@@ -398,6 +398,13 @@ def test_traceback_is_bounded_and_only_for_failures() -> None:
         text = traceback_of(e)
     assert len(text) <= TRACEBACK_CHARACTERS_MAX and text.endswith("\\ud800 the end")
     text.encode()
+    try:
+        len(3)  # type: ignore[arg-type]
+    except TypeError as e:
+        first, place, line, *marks, last = traceback_of(e).split("\n")
+    assert first.startswith("Traceback") and __file__ in place and "in test_traceback_is" in place
+    assert line.strip().startswith("len(3)") and last.startswith("TypeError: object of type")
+    assert not marks, "marks within a line parse its source: 1 ms under the interpreter's lock"
     for error in (
         aionn.InvalidArgument("x"),
         aionn.MissedDeadline("x"),

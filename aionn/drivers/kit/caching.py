@@ -39,6 +39,7 @@ from aionn.errors import GeneralFailure
 from aionn.hal import CacheFiles, Memory, Model
 from aionn.hal.memory import write_all
 from aionn.hal.pieces import between_pieces
+from aionn.platform.descriptors import close_memory
 
 __all__ = [
     "CacheContents",
@@ -73,7 +74,6 @@ _NONCE_BYTES = 16
 _DIGEST_BYTES = 32
 _SEAL_END = len(_MAGIC) + _NONCE_BYTES + _DIGEST_BYTES
 _HEAD_BYTES = _SEAL_END + _DIGEST_BYTES
-_ZEROS = bytes(BLOCK_BYTES)
 
 
 class Parts(NamedTuple):
@@ -179,7 +179,9 @@ def load(cache: CacheFiles, *, driver: str) -> CacheContents:
         _check_same([head[:_SEAL_END] for head in heads], [saving.sealed(i) for i in range(len(heads))])
         memories = []
         for fd, size_bytes in zip(fds, sizes, strict=True):
-            memories.append(Memory.create(max(1, size_bytes), name="aionn-cache"))
+            # An event loop drops it, with the model or with an exception that has it in its frames. Its space is allocated in one
+            # step: a thread that comes back for the interpreter's lock after each block keeps it from a thread without a processor.
+            memories.append(Memory.create(max(1, size_bytes), name="aionn-cache", closing=close_memory))
             _copy(_File(fd, size_bytes), memories[-1].fileno(), 0, saving)
     except OSError as e:
         raise GeneralFailure(f"compilation cache: a file cannot be read: {e.strerror}") from e
@@ -238,7 +240,8 @@ class _Saving:
 
     def add(self, block: memoryview) -> bool:
         """Adds the next block; whether it needs to be written, which a whole block of zeros does not."""
-        if block.nbytes == BLOCK_BYTES and block.obj == _ZEROS:
+        # A comparison of bytes would hold the interpreter's lock; numpy does not.
+        if block.nbytes == BLOCK_BYTES and not np.bitwise_or.reduce(np.frombuffer(block, np.uint64)):
             self._digest.update(b"\0")
             return False
         self._digest.update(b"\1")
@@ -416,7 +419,7 @@ def decode_model(contents: CacheContents) -> Model:
     if not is_legal or len(offsets) > POOLS_MAX or end != data_bytes:
         raise GeneralFailure("compilation cache: the constants are not those of the model")
     pools = tuple(
-        Memory.from_fd(memory.fileno(), size_bytes=size_bytes, offset=offset)
+        Memory.from_fd(memory.fileno(), size_bytes=size_bytes, offset=offset, closing=close_memory)
         for size_bytes, offset in zip(on_disk.pool_bytes, offsets, strict=True)
     )
     values = _read_bytes(memory, on_disk.value_bytes)

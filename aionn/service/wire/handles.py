@@ -28,7 +28,7 @@ from aionn.hal import (
     Request,
     RequestArgument,
 )
-from aionn.platform.descriptors import QUICK_COUNT_MAX, close_apart, is_quick
+from aionn.platform.descriptors import QUICK_COUNT_MAX, close_apart, close_memory, is_quick
 from aionn.service.wire.quotas import Account
 from fmq.descriptor import FDS_MAX, check_descriptor
 
@@ -87,11 +87,7 @@ def _close_one(fd: int) -> None:
 
 def _close_memory(over: Callable[[], object], fd: int, array: object) -> None:
     """Ends a memory of a client: see ``Memory.from_fd``."""
-    if is_quick(fd):
-        os.close(fd)
-        over()
-    else:
-        close_apart([fd], lambda _: over(), mapping=array)
+    close_memory(fd, array, lambda _: over())
 
 
 def memory_on_wire(memory: Memory) -> tuple[int, str, int, bool, HardwareBufferDesc | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import fcntl
+import mmap
 import os
 import threading
 import tracemalloc
@@ -563,3 +564,36 @@ async def test_prepared_model_is_released_if_its_saving_is_ended(
     with pytest.raises(GeneralFailure, match="cancelled"):
         await reference.prepare_model(binary(OperationType.MUL), cache=memfds)
     assert len(released) == 1
+
+
+def test_large_restored_memory_is_freed_by_a_thread(
+    memfds: CacheFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop drops it, with the model or with the error that a changed file gives."""
+    pool = Memory.create(2 * caching.BLOCK_BYTES)
+    own = msgspec.structs.replace(binary(OperationType.MUL), pools=(pool,))
+    caching.save(memfds, caching.encode_model(own), driver="one")
+    freed: list[int] = []
+    closing, has_closed = os.closerange, threading.Semaphore(0)
+
+    def noted(begin: int, end: int) -> None:
+        freed.extend([threading.get_ident()] * (end - begin))
+        closing(begin, end)
+        has_closed.release(end - begin)
+
+    monkeypatch.setattr(os, "closerange", noted)
+
+    def check_freed(count: int) -> None:
+        for _ in range(count):
+            assert has_closed.acquire(timeout=10)
+        assert len(freed) == count and threading.get_ident() not in freed
+        freed.clear()
+
+    again = caching.decode_model(caching.load(memfds, driver="one"))
+    check_freed(1)  # Of the whole content; the pool has its own.
+    del again
+    check_freed(1)
+    os.pwrite(memfds.data[0], b"x", 3 * mmap.PAGESIZE)
+    with pytest.raises(GeneralFailure):
+        caching.load(memfds, driver="one")
+    check_freed(1)
