@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import re
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from aionn.errors import InvalidArgument
 from aionn.observability.access import is_loopback
+from aionn.validation import is_iterable
 
 __all__ = ["ListenAddress", "NodeAddress", "parse_listen", "parse_node", "parse_nodes"]
 
@@ -83,7 +84,7 @@ def parse_nodes(fleet: Sequence[str] | None, variables: Mapping[str, str]) -> tu
     where = "fleet"
     if fleet is None:
         where, fleet = "AIONN_FLEET", variables.get("AIONN_FLEET", "").split()
-    if isinstance(fleet, str) or not isinstance(fleet, Iterable):
+    if isinstance(fleet, str) or not is_iterable(fleet):
         raise InvalidArgument(f"fleet: expected a list of addresses, got {fleet!r}")
     nodes = tuple(parse_node(text, where) for text in fleet)
     if len({(node.host, node.port) for node in nodes}) != len(nodes):

@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import anyio
@@ -32,7 +32,7 @@ from aionn.realtime import Scheduling
 from aionn.runtime.devices import REMOTE, SERVED, RuntimeDevice
 from aionn.runtime.settings import Settings
 from aionn.service.client.device import RemoteDevice
-from aionn.validation import check_device_info
+from aionn.validation import check_device_info, is_iterable
 
 __all__ = ["Discovery", "Isolation", "Unavailable", "devices_given", "drivers_wanted", "unknown_name"]
 
@@ -66,7 +66,7 @@ def devices_given(devices: Sequence[Device]) -> list[tuple[Device, DeviceInfo]]:
     Raises:
         InvalidArgument: It is not a list, or one element is not a device.
     """
-    if isinstance(devices, str) or not isinstance(devices, Iterable):
+    if isinstance(devices, str) or not is_iterable(devices):
         raise InvalidArgument(f"devices: expected a list of devices, got {devices!r}")
     given = []
     for device in devices:
@@ -95,7 +95,7 @@ def drivers_wanted(
         raise InvalidArgument(
             f"drivers: expected a list or a mapping, got the string {drivers!r}; write [{drivers!r}]"
         )
-    if not isinstance(drivers, Collection):
+    if not isinstance(drivers, Collection) or not is_iterable(drivers):
         raise InvalidArgument(f"drivers: expected a list or a mapping, got {drivers!r}")
     pairs = list(drivers.items()) if isinstance(drivers, Mapping) else [(name, name) for name in drivers]
     for name in (name for pair in pairs for name in pair):

@@ -14,7 +14,7 @@ import functools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -73,6 +73,7 @@ from aionn.runtime.telemetry import (
 )
 from aionn.runtime.traces import begin_trace, end_trace
 from aionn.service.client.device import RemoteDevice
+from aionn.validation import is_iterable
 
 __all__ = ["Isolation", "Runtime", "Unavailable", "open_runtime"]
 
@@ -152,7 +153,7 @@ def open_runtime(
         InvalidArgument: A name is empty or used twice, there is no such isolation, or a setting makes no sense.
         DeviceUnavailable: The extra for ``spans`` is missing.
     """
-    if isolation not in ("process", "in_process"):
+    if not isinstance(isolation, str) or isolation not in ("process", "in_process"):
         raise InvalidArgument(f"isolation: expected process or in_process, got {isolation!r}")
     given = devices_given(devices)
     wanted = drivers_wanted(drivers, is_any_given=bool(given))
@@ -474,7 +475,7 @@ class Runtime:
                     )
                 return reference
             return list(self.devices)
-        if not isinstance(devices, Iterable):
+        if not is_iterable(devices):
             raise InvalidArgument(f"devices: expected a name or a list of names, got {devices!r}")
         names = [devices] if isinstance(devices, str) else list(devices)
         if not names or len(set(map(repr, names))) != len(names):

@@ -14,10 +14,11 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
+import numpy as np
 
 from aionn.burst.session import POLLING_US_MAX
 from aionn.drivers.registry import EXTENSIONS_VARIABLE, ExtensionPolicy
@@ -28,6 +29,7 @@ from aionn.observability.log_tags import LOG_VARIABLE, TAGS, parse_tags
 from aionn.observability.tracing import TRACE_VARIABLE
 from aionn.realtime import CollectorMode, Mode
 from aionn.service.progress import check_hang_after_s
+from aionn.validation import is_iterable
 
 __all__ = [
     "VARIABLES",
@@ -326,7 +328,7 @@ def settings_from(
 
 def _switch(given: bool | None, option: str, default: str, variables: Mapping[str, str]) -> bool:
     name = f"AIONN_{option.upper()}"
-    if given is not None and given not in (False, True):
+    if given is not None and (not isinstance(given, int | np.bool_) or given not in (0, 1)):
         raise InvalidArgument(f"{option}: expected 0 or 1, got {given!r}")
     text, where = (
         (str(int(given)), option) if given is not None else (variables.get(name, "") or default, name)
@@ -340,7 +342,7 @@ def _sockets(given: Sequence[str | os.PathLike[str]] | None, variables: Mapping[
     where = "AIONN_SOCKETS" if given is None else "sockets"
     if given is None:
         given = [path for path in variables.get(where, "").split(os.pathsep) if path]
-    if isinstance(given, str | os.PathLike) or not isinstance(given, Iterable):
+    if isinstance(given, str | os.PathLike) or not is_iterable(given):
         raise InvalidArgument(f"sockets: expected a list of paths, got {given!r}")
     given = list(given)
     for path in given:

@@ -28,6 +28,7 @@ from aionn.errors import ErrorStatus, InvalidArgument
 from aionn.hal import Model, OperandType, OperationType
 from aionn.runtime.memory.arguments import TensorSpec
 from aionn.runtime.realtime import ProcessThreads
+from aionn.validation import is_iterable
 
 if TYPE_CHECKING:
     from aionn.runtime.devices import RuntimeDevice
@@ -210,7 +211,7 @@ def checked_listeners(telemetry: Sequence[Listener]) -> tuple[Listener, ...]:
     Raises:
         InvalidArgument: It is not a list of functions.
     """
-    if not isinstance(telemetry, Iterable) or not all(map(callable, listeners := tuple(telemetry))):
+    if not is_iterable(telemetry) or not all(map(callable, listeners := tuple(telemetry))):
         advice = "; write [function]" if callable(telemetry) else ""
         raise InvalidArgument(f"telemetry: expected a list of functions, got {telemetry!r}{advice}")
     return listeners

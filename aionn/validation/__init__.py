@@ -6,6 +6,7 @@ place, the expected and the actual value. ``aionn.ops`` defines the operations.
 - ``validate_model``: a whole model; gives the lowest feature level that can express it.
 - ``validate_request``: the arguments of an execution; gives the inputs' final shapes.
 - ``check_field_types``: whether a record of Python code holds what its annotations declare.
+- ``is_iterable``: whether an argument can be taken for a list.
 - ``check_*``: capabilities, extensions, cache files, buffer roles, results.
 
 Source: section "Validation" of the NN HAL 1.3 and of its canonical types.
@@ -25,7 +26,7 @@ from aionn.validation.devices import (
     check_output_shapes,
     check_timing,
 )
-from aionn.validation.field_types import check_field_types
+from aionn.validation.field_types import check_field_types, is_iterable
 from aionn.validation.models import needed_inputs, validate_model
 from aionn.validation.requests import check_memory_identifiers, validate_request
 
@@ -42,6 +43,7 @@ __all__ = [
     "check_memory_identifiers",
     "check_output_shapes",
     "check_timing",
+    "is_iterable",
     "needed_inputs",
     "validate_model",
     "validate_request",

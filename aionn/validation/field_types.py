@@ -15,8 +15,8 @@ import functools
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, TypeGuard
 
 import msgspec
 
@@ -24,7 +24,7 @@ from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model, OperandType, OperationType
 from aionn.hal.pieces import between_pieces
 
-__all__ = ["check_field_types"]
+__all__ = ["check_field_types", "is_iterable"]
 
 _INTEGERS: frozenset[type] = frozenset({int, OperandType, OperationType})
 """The types of whole numbers: a code of a type or an operation is an enumerator where the spec knows it."""
@@ -34,6 +34,15 @@ _LISTS: dict[Any, tuple[type, ...]] = {tuple: (tuple,), Sequence: (list, tuple)}
 
 _Check = Callable[[Any], bool]
 """Whether a value is right. Raises ``_Mismatch`` for a place inside of it."""
+
+
+def is_iterable(value: object) -> TypeGuard[Iterable[Any]]:
+    """Whether an argument can be iterated. An array of numpy without dimensions says so of its class, and cannot."""
+    try:
+        iter(value)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return True
 
 
 class _Mismatch(Exception):

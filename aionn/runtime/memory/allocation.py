@@ -6,7 +6,7 @@ Owns the check that the uses go together. ``own`` defines the memories, and how 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from aionn.errors import DeadObject, GeneralFailure, InvalidArgument
@@ -18,6 +18,7 @@ from aionn.runtime.memory.arguments import TensorSpec
 from aionn.runtime.memory.own import DeviceMemory, SharedMemory, extents_of
 from aionn.runtime.recovery.prepared import RecoveringPreparedModel, drivers_own
 from aionn.runtime.recovery.states import PREPARATIONS_MAX
+from aionn.validation import is_iterable
 
 __all__ = ["IoRole", "allocate"]
 
@@ -40,7 +41,7 @@ async def allocate(
 ) -> DeviceMemory | SharedMemory:
     """Memory for the given uses, of compilations whose runtime has this background; see ``Runtime.allocate``."""
     for what, roles_given in (("inputs", inputs), ("outputs", outputs)):
-        if not isinstance(roles_given, Iterable):
+        if not is_iterable(roles_given):
             raise InvalidArgument(
                 f"allocate, {what}: expected a list of compilations and indexes, got {roles_given!r}"
             )

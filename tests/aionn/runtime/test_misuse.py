@@ -18,6 +18,7 @@ The misuses that the NN HAL's runtime names, and where they are tried:
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -372,6 +373,31 @@ async def test_cancelled_caller_leaves_nothing(net: aionn.Compilation) -> None:
 def test_open(options: dict[str, Any], words: str) -> None:
     with pytest.raises(aionn.InvalidArgument, match=words):
         aionn.open(**options)
+
+
+ODD = {
+    "array without dimensions": np.array(3),
+    "array": np.array([1, 2]),
+    "empty array": np.zeros(0),
+    "object": object(),
+    "bytes": b"x",
+    "mapping": {},
+    "nothing in a list": [None],
+    "lone surrogate": "\ud800",
+    "no number": float("nan"),
+    "negative": -1,
+    "huge": 10**30,
+    "function": lambda: 1,
+}
+
+
+@pytest.mark.parametrize("option", inspect.signature(aionn.open).parameters)
+def test_open_judges_any_value_itself(option: str) -> None:
+    for name, value in ODD.items():
+        try:
+            aionn.open(**{option: value})
+        except aionn.InvalidArgument as e:
+            assert option in str(e), name
 
 
 @pytest.mark.parametrize("value", ["1", b"abc", None, object(), 1j], ids=lambda value: type(value).__name__)
