@@ -109,6 +109,16 @@ def test_every_page_has_a_title_and_a_summary_for_machines() -> None:
         assert 10 < len(summary) < 400 or page.path == "CHANGELOG.md", f"{page.path}: {summary!r}"
 
 
+def test_every_page_begins_with_a_sentence_that_is_its_summary() -> None:
+    for page in pages_of(ROOT).values():
+        first = page.text.partition("\n")[2].lstrip("\n").partition("\n\n")[0]
+        if page.path != "CHANGELOG.md":
+            assert not first.startswith(("```", "|", "#", "- ")), f"{page.path}: {first}"
+            summary = summary_of(page.text)
+            assert summary.endswith("."), f"{page.path}: {summary}"
+            assert ".md" not in summary, f"{page.path}: a pointer is no summary: {summary}"
+
+
 def test_summary_is_the_first_sentence_below_the_title() -> None:
     assert summary_of("# T\n\n```sh\nx\n```\n\nOne `a` is\n[b](c.md). Two.\n") == "One a is b."
     assert summary_of("# T\n\n| a |\n\nLast one") == "Last one"
