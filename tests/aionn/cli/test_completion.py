@@ -31,6 +31,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["aionn", "con"], {"conformance"}),
         (["aionn", "demo", "--prec"], {"--precision"}),
         (["aionn", "demo", "--precision", "u"], {"uint8"}),
+        (["aionn", "run", "--priority", "h"], {"high"}),
     ],
 )
 def test_bash_completes_commands_options_and_choices(
