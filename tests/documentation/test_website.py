@@ -17,7 +17,7 @@ from website.building import PACKAGES, build, write_sources
 from website.docstrings import escaped, with_lists_apart
 from website.machines import llms_text
 from website.navigation import SECTIONS
-from website.reference import GROUPS
+from website.reference import GROUPS, INTERNAL, reference_pages
 from website.sources import (
     Page,
     anchors_of,
@@ -96,6 +96,17 @@ def test_every_page_is_in_the_navigation_once() -> None:
 def test_reference_has_every_public_name_once() -> None:
     names = [name for group in GROUPS for name in group.names]
     assert sorted(names) == sorted(aionn.__all__)
+
+
+def test_reference_has_no_member_that_only_the_runtime_calls() -> None:
+    text = reference_pages()["reference/aionn"]
+    pages = "".join(text for path, text in texts().items() if path != "docs/architecture.md")
+    for name, members in INTERNAL.items():
+        entry = text.partition(f".. autoclass:: aionn.{name}\n")[2].partition("```")[0]
+        assert f":exclude-members: {', '.join(members)}\n" in entry
+        for member in members:
+            assert hasattr(getattr(aionn, name), member), f"{name}.{member} is gone"
+            assert f"{name}.{member}" not in pages, f"a page names {name}.{member}"
 
 
 def test_every_page_has_a_title_and_a_summary_for_machines() -> None:
