@@ -66,6 +66,17 @@ GROUPS = (
 )
 """All of ``aionn.__all__``; a test compares them."""
 
+INTERNAL = {
+    "Burst": ("check_unreserved", "close_streams", "open_beside", "replace", "was_entered"),
+    "Compilation": ("close_streams",),
+    "DeviceMemory": ("binding",),
+    "ImageMemory": ("binding",),
+    "Runtime": ("background", "tasks"),
+    "RuntimeDevice": ("forget", "raises_best_effort"),
+    "SharedMemory": ("binding",),
+}
+"""Members that other parts of the runtime call and applications do not, by class: they are not part of the interface."""
+
 
 class Module(NamedTuple):
     """A module with a page of its own.
@@ -127,6 +138,8 @@ def _group(group: Group) -> str:
     blocks = []
     for name in group.names:
         kind, options = ("class", "\n   :members:") if name[0].isupper() else ("function", "")
+        if name in INTERNAL:
+            options += f"\n   :exclude-members: {', '.join(INTERNAL[name])}"
         blocks.append(_rst(f".. auto{kind}:: aionn.{name}{options}"))
     return f"## {group.title}\n\n" + "\n".join(blocks)
 

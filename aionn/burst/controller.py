@@ -44,7 +44,6 @@ from aionn.errors import (
     ExecutionCancelled,
     GeneralFailure,
     InvalidArgument,
-    MissedDeadline,
     ResourceExhausted,
     error_for_status,
     general_failure_of,
@@ -62,6 +61,7 @@ from aionn.hal import (
     ask_to_stop,
     check_deadline_ns,
     check_duration_ns,
+    passed_before_start,
 )
 from aionn.platform.loops import begin, finish
 from aionn.validation import check_field_types, check_memory_identifiers
@@ -244,8 +244,8 @@ class BurstController(BurstDefaults):
         if deadline_ns is not None or loop_timeout_ns is not None:
             check_deadline_ns(deadline_ns, where="burst")
             check_duration_ns(loop_timeout_ns, where="burst, loop time-out")
-            if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
-                raise MissedDeadline("burst: the deadline had passed before the start", transient=False)
+            if deadline_ns is not None and (now_ns := time.monotonic_ns()) >= deadline_ns:
+                raise passed_before_start("burst", now_ns - deadline_ns)
             limits = encode_limits(deadline_ns, loop_timeout_ns)
         if self._state is not _IDLE or (self._launch is not None and self._is_busy()):
             self._refuse()

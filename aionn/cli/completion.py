@@ -31,5 +31,16 @@ def install_completion(
         raise InvalidArgument(
             f"--output: expected a file that can be written: {e.strerror}: {e.filename}"
         ) from e
-    print_line(f"{path} is written; a new shell completes the commands and options of aionn")
+    needed = _missing_in_zsh(path) if output is None else ""
+    print_line(f"{path} is written; a new shell completes the commands and options of aionn{needed}")
     return 0
+
+
+def _missing_in_zsh(script: Path) -> str:
+    """The end of the sentence for a zsh that does not load completions by itself; empty for any other shell."""
+    startup = Path.home() / ".zshrc"
+    if script.parent != Path.home() / ".zsh" / "completions":
+        return ""  # Another shell, or a framework that loads what is in its folder.
+    if "compinit" in startup.read_text("utf-8", "replace"):
+        return ""
+    return f" when this line is at the end of {startup}: autoload -Uz compinit && compinit"

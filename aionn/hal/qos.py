@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, MissedDeadline
 from fences import FenceStatus, SyncFence
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "check_fences",
     "duration_text",
     "effective_loop_timeout_ns",
+    "passed_before_start",
 ]
 
 LOOP_TIMEOUT_DEFAULT_NS = 2_000_000_000
@@ -124,3 +125,14 @@ def duration_text(ns: int) -> str:
         if ns >= size:
             return f"{ns / size:.3g} {unit}" if ns < 1000 * size else f"{ns // size} {unit}"
     return f"{ns} ns"
+
+
+def passed_before_start(where: str, late_ns: int) -> MissedDeadline:
+    """The error of work that was asked for when its deadline had passed; asking again does not help.
+
+    Args:
+        where: The place that the message names.
+        late_ns: The time since the deadline.
+    """
+    message = f"{where}: the deadline had passed before the start, too late by {duration_text(late_ns)}"
+    return MissedDeadline(message, transient=False)

@@ -36,6 +36,7 @@ __all__ = [
     "progress_bar",
     "table_lines",
     "report_line",
+    "unlimited_console",
     "write_out",
 ]
 
@@ -44,6 +45,9 @@ GAP = 2
 
 WIDTH_UNKNOWN = 80
 """Width of a terminal that does not know its own."""
+
+COLUMNS_UNLIMITED = 10_000
+"""Width of a file that no text of ours reaches: the longest help of an option has some 300 characters."""
 
 WIDTH_MIN = 20
 """Least width that is respected: a narrower terminal breaks words by itself."""
@@ -284,6 +288,13 @@ def write_out(stream: TextIO, text: str) -> None:
             raise
         name = stream.name.strip("<>")
         raise GeneralFailure(f"{name}: expected a stream that can be written: {e.strerror}") from e
+
+
+def unlimited_console(file: TextIO) -> Any:
+    """A console of rich for a file or a pipe, in which no text is broken."""
+    from rich.console import Console
+
+    return Console(file=file, width=COLUMNS_UNLIMITED, highlight=False, markup=False, emoji=False)
 
 
 class _Screen:

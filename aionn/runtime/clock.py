@@ -16,7 +16,7 @@ from numbers import Integral, Real
 import anyio
 
 from aionn.errors import InvalidArgument, MissedDeadline
-from aionn.hal import TIME_MAX_NS, check_deadline_ns, duration_text
+from aionn.hal import TIME_MAX_NS, check_deadline_ns, duration_text, passed_before_start
 
 __all__ = ["after", "check_deadline", "missed_at", "mistake_in", "now_ns", "to_ns"]
 
@@ -160,10 +160,7 @@ def missed_at(deadline_ns: int | None, what: str) -> Iterator[None]:
         return
     late_ns = now_ns() - deadline_ns
     if late_ns >= 0:
-        raise MissedDeadline(
-            f"{what}: the deadline had passed before the start, too late by {duration_text(late_ns)}",
-            transient=False,
-        )
+        raise passed_before_start(what, late_ns)
     with anyio.CancelScope(deadline=deadline_ns / 1e9) as scope:
         yield
     if scope.cancelled_caught:

@@ -19,7 +19,6 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
-import anyio
 import anyio.abc
 import anyio.to_thread
 

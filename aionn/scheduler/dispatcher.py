@@ -24,7 +24,7 @@ from typing import Literal
 import anyio
 
 from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
-from aionn.hal import Priority, check_deadline_ns, duration_text
+from aionn.hal import Priority, check_deadline_ns, duration_text, passed_before_start
 from aionn.observability.tracing import is_tracing, section
 from aionn.scheduler.bandwidth import Arrivals
 from aionn.scheduler.blocking import Blocking
@@ -590,8 +590,9 @@ def _error(job: Job, reason: Reason, now_ns: int, *, has_waited: bool) -> Missed
         )
         return MissedDeadline(message, transient=False)
     if reason is Reason.EXPIRED and not has_waited:
-        late = duration_text(now_ns - job.deadline_ns)
+        return passed_before_start("scheduler", now_ns - job.deadline_ns)
+    if reason is Reason.EXPIRED:
         return MissedDeadline(
-            f"scheduler: the deadline had passed before the start, too late by {late}", transient=False
+            "scheduler: the deadline passed while the execution waited for the device", transient=True
         )
     return MissedDeadline(f"scheduler: {reason.value}", transient=True)

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 import aionn
+from aionn.conformance.requests import request_for
 from aionn.conformance.vts.models import endless_model
+from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import TRACEBACK_CHARACTERS_MAX, DriverTraceback, traceback_of
 from aionn.hal import OperandType, OperationType
 from aionn.models.builder import GraphBuilder
@@ -174,10 +176,29 @@ async def test_message_of_a_deadline_that_passed_says_how_late_it_is(
     net: aionn.Compilation, runtime: aionn.Runtime
 ) -> None:
     late = aionn.now_ns() - 5_000_000
-    with pytest.raises(aionn.MissedDeadline, match=r"had passed before the start, too late by [\d.]+ ms"):
+    words = r"had passed before the start, too late by [\d.]+ ms"
+    with pytest.raises(aionn.MissedDeadline, match=words):
         await net.execute([X], deadline=late)
-    with pytest.raises(aionn.MissedDeadline, match=r"had passed before the start, too late by [\d.]+ ms"):
+    with pytest.raises(aionn.MissedDeadline, match=words):
         await runtime.compile(identity(), deadline=late)
+    async with net.burst(slots=1) as burst:
+        with burst.lend(), pytest.raises(aionn.MissedDeadline, match=words):
+            await burst.execute([X], deadline=late)
+
+
+async def test_driver_says_how_late_it_is() -> None:
+    late = time.monotonic_ns() - 5_000_000
+    words = r"had passed before the start, too late by [\d.]+ ms"
+    model = identity((4,))
+    request = request_for(model, [X])
+    async with ReferenceDevice() as device:
+        with pytest.raises(aionn.MissedDeadline, match=words):
+            await device.prepare_model(model, deadline_ns=late)
+        prepared = await device.prepare_model(model)
+        with pytest.raises(aionn.MissedDeadline, match=words):
+            await prepared.execute_synchronously(request, deadline_ns=late)
+        with pytest.raises(aionn.MissedDeadline, match=words):
+            await prepared.execute_fenced(request, [], deadline_ns=late)
 
 
 # Other arguments

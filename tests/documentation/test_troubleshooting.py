@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import functools
+import pickle
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,9 +15,16 @@ import numpy as np
 import pytest
 
 import aionn
+from aionn.hal import OperandType, OperationType
+from aionn.models.builder import GraphBuilder
+from aionn.runtime.memory.arguments import TensorSpec
 from aionn.testing.models import identity
+from fences import SyncFence
+from fmq import MessageQueue
 from tests.documentation.pages import ROOT
 from tests.test_tidy import PACKAGES, parse, read
+
+PICTURE = TensorSpec("picture", OperandType.TENSOR_FLOAT32, (1, 6, 5, 3))
 
 GAP = "\0"
 """Stands for a value in a text of the code."""
@@ -64,6 +72,47 @@ def test_message_is_a_text_of_the_code(message: str, sources: dict[str, str]) ->
     assert is_text_of(message, sources)
 
 
+# --- Messages for the mistakes of newcomers -----------------------------------------------------------------------------------
+
+MISTAKES = {
+    "deadline: expected nanoseconds on the monotonic clock, got ...": "await net.execute([X], deadline=33_000_000)",
+    "after: expected at most ... seconds (a day), got ...; ...": "aionn.after(33_000_000)",
+    "...: the deadline had passed before the start, too late by ...": "await net.execute([X], deadline=aionn.now_ns() - 5)",
+    "stream, deadline: expected a function from an item to its deadline, got ...; ...": (
+        "burst.stream(once(), deadline=aionn.after(1))"
+    ),
+    "wait_for: expected a list of fences, got ...": "net.execute_fenced([X], wait_for=SyncFence('one'))",
+    "...: expected a picture as a uint8 array, got a ...": "aionn.image_writer(PICTURE)(object(), X)",
+    "an array or a buffer": "await net.execute([[1.0]])",
+    "model: expected a path or a Model, got a ...": "await runtime.compile(b'TFL3')",
+    "...: cannot be read: ...": "await runtime.compile('absent.onnx')",
+    "stream: expected an async iterable, got a ...": "burst.stream(x for x in [X])",
+    "inputs: expected ..., got ...": "await net.execute([X, X])",
+    "inputs: expected a list with ..., got a ...": "await net.execute(X)",
+    "..., output ...: expected shape ..., which its inputs give, got ...": "await runtime.compile(contradicting_model())",
+    "queue: descriptors cannot be pickled. ...": "pickle.dumps(QUEUE)",
+    "driver ...: expected one of ...": "await aionn.open(drivers=['absent']).__aenter__()",
+    "on_late: expected drop or deliver, got ...": "burst.stream(once(), on_late='skip')",
+}
+"""An entry of the page for each mistake, and the mistake."""
+
+
+def contradicting_model() -> Any:
+    """A model by hand whose only operation states another shape than it gives."""
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (1, 4))
+    y = graph.variable(OperandType.TENSOR_FLOAT32, (1, 5))
+    graph.operation(OperationType.RELU, [x], [y])
+    return graph.build([y])
+
+
+@pytest.mark.parametrize(("message", "program"), MISTAKES.items())
+def test_message_of_a_mistake_is_on_the_page(message: str, program: str) -> None:
+    assert message in listed_messages()
+    told = anyio.run(mistaken, program)
+    assert re.search(".*".join(map(re.escape, message.split("..."))), told), f"{program}: {told}"
+
+
 # --- Messages of Python -------------------------------------------------------------------------------------------------------
 
 PROGRAMS = {
@@ -80,19 +129,23 @@ PROGRAMS = {
 
 
 async def mistaken(program: str) -> str:
-    """What Python says about a program of one line."""
+    """The message of a program of one line."""
     X = np.zeros(4, np.float32)
 
     async def once() -> AsyncIterator[Any]:
         yield X
 
-    names = {"aionn": aionn, "asyncio": asyncio, "X": X, "once": once}
+    names: dict[str, Any] = {"aionn": aionn, "asyncio": asyncio, "pickle": pickle, "SyncFence": SyncFence}
+    names |= {"X": X, "once": once, "PICTURE": PICTURE, "contradicting_model": contradicting_model}
     async with aionn.open(drivers=["reference"], isolation="in_process") as runtime:
         net = await runtime.compile(identity((4,)))
-        async with net.burst() as burst:
-            exec(f"async def mistake(net, burst):\n    {program}", names)
-            with pytest.raises((TypeError, AttributeError, SyntaxError, RuntimeError)) as caught:
-                await names["mistake"](net, burst)  # type: ignore[operator]
+        with MessageQueue.create(1, 64) as names["QUEUE"]:
+            async with net.burst() as burst:
+                exec(f"async def mistake(runtime, net, burst):\n    {program}", names)
+                with pytest.raises(
+                    (TypeError, AttributeError, SyntaxError, RuntimeError, aionn.Error)
+                ) as caught:
+                    await names["mistake"](runtime, net, burst)
     return str(caught.value)
 
 

@@ -17,7 +17,7 @@ from website.building import PACKAGES, build, write_sources
 from website.docstrings import escaped, with_lists_apart
 from website.machines import llms_text
 from website.navigation import SECTIONS
-from website.reference import GROUPS
+from website.reference import GROUPS, INTERNAL, reference_pages
 from website.sources import (
     Page,
     anchors_of,
@@ -98,6 +98,17 @@ def test_reference_has_every_public_name_once() -> None:
     assert sorted(names) == sorted(aionn.__all__)
 
 
+def test_reference_has_no_member_that_only_the_runtime_calls() -> None:
+    text = reference_pages()["reference/aionn"]
+    pages = "".join(text for path, text in texts().items() if path != "docs/architecture.md")
+    for name, members in INTERNAL.items():
+        entry = text.partition(f".. autoclass:: aionn.{name}\n")[2].partition("```")[0]
+        assert f":exclude-members: {', '.join(members)}\n" in entry
+        for member in members:
+            assert hasattr(getattr(aionn, name), member), f"{name}.{member} is gone"
+            assert f"{name}.{member}" not in pages, f"a page names {name}.{member}"
+
+
 def test_every_page_has_a_title_and_a_summary_for_machines() -> None:
     pages = pages_of(ROOT)
     entries = llms_text(pages).splitlines()
@@ -107,6 +118,16 @@ def test_every_page_has_a_title_and_a_summary_for_machines() -> None:
         (entry,) = [line for line in entries if f"]({page.name}.md)" in line]
         summary = entry.partition("): ")[2]
         assert 10 < len(summary) < 400 or page.path == "CHANGELOG.md", f"{page.path}: {summary!r}"
+
+
+def test_every_page_begins_with_a_sentence_that_is_its_summary() -> None:
+    for page in pages_of(ROOT).values():
+        first = page.text.partition("\n")[2].lstrip("\n").partition("\n\n")[0]
+        if page.path != "CHANGELOG.md":
+            assert not first.startswith(("```", "|", "#", "- ")), f"{page.path}: {first}"
+            summary = summary_of(page.text)
+            assert summary.endswith("."), f"{page.path}: {summary}"
+            assert ".md" not in summary, f"{page.path}: a pointer is no summary: {summary}"
 
 
 def test_summary_is_the_first_sentence_below_the_title() -> None:

@@ -140,3 +140,17 @@ def test_a_module_built_by_a_newer_python_counts_none_under_this_one(tmp_path: P
         timeout=60,
     )
     assert int(done.stdout) < 100
+
+
+def test_source_tree_that_is_not_built_is_named(tmp_path: Path) -> None:
+    (tmp_path / "fmq").mkdir()
+    for path in (ROOT / "fmq").glob("*.py"):
+        shutil.copy(path, tmp_path / "fmq")
+    program = tmp_path / "program.py"
+    program.write_text("import fmq")
+    done = subprocess.run([sys.executable, program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        f"ModuleNotFoundError: fmq: expected its extension _native in {tmp_path}, a source"
+    )
+    assert "pip install -e ." in last and "During handling" not in done.stderr

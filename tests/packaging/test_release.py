@@ -18,12 +18,19 @@ from release.contents import check_contents, platform_breach
 from release.manifest import checksums, software_bill
 from release.version import ReleaseError, check_changelog, declared_version
 from tests.packaging.building import release
+from tests.packaging.test_newer_pythons import VERSIONS
 
 
 def test_version_is_the_same_everywhere(repository: Path) -> None:
     import aionn
 
     assert declared_version(repository) == aionn.__version__
+
+
+def test_index_names_the_pythons_that_are_tested(repository: Path) -> None:
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    named = {text.rpartition(" ")[2] for text in project["classifiers"] if ":: Python :: 3." in text}
+    assert named == {project["requires-python"].removeprefix(">="), *VERSIONS}
 
 
 def test_two_versions_stop_a_release(tmp_path: Path) -> None:

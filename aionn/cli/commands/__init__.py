@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import cyclopts
-from cyclopts.help import DefaultFormatter, HelpPanel
+from cyclopts.help import DefaultFormatter, HelpPanel, PlainFormatter
 
 from aionn import __version__
 from aionn.cli.overview import DESCRIPTIONS, OPTIONS, PURPOSE, TRACEBACK_VARIABLE
@@ -43,14 +43,41 @@ def _in_paragraphs(text: str) -> str:
 
 
 class _Unbroken(DefaultFormatter):
-    """Prints the texts of options without the breaks of their docstrings."""
+    """Prints the texts of options without the breaks of docstrings: on a terminal in boxes, elsewhere each in one line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._plain = PlainFormatter()
 
     def __call__(self, console: Any, options: Any, panel: HelpPanel) -> None:
         for entry in panel.entries:
             text = getattr(entry.description, "primary_renderable", None)
             if text is not None:
                 text.plain = " ".join(text.plain.split())
-        super().__call__(console, options, panel)
+        if console.file.isatty():
+            super().__call__(console, options, panel)
+        else:
+            self._plain(*_unlimited(console), panel)
+
+    def render_usage(self, console: Any, options: Any, usage: Any) -> None:
+        if console.file.isatty():
+            super().render_usage(console, options, usage)
+        else:
+            self._plain.render_usage(*_unlimited(console), usage)
+
+    def render_description(self, console: Any, options: Any, description: Any) -> None:
+        if console.file.isatty():
+            super().render_description(console, options, description)
+        else:
+            self._plain.render_description(*_unlimited(console), description)
+
+
+def _unlimited(console: Any) -> tuple[Any, Any]:
+    """A console for the same file in which no text is too long for a line, and its options."""
+    from aionn.reports.terminal import unlimited_console
+
+    wide = unlimited_console(console.file)
+    return wide, wide.options
 
 
 app = cyclopts.App(

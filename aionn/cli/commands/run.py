@@ -22,7 +22,7 @@ from aionn.models.importing import ImportOptions
 from aionn.platform.arrays import read_array
 from aionn.reports.terminal import print_line
 from aionn.runtime.clock import to_ns
-from aionn.runtime.executions.results import priority_of
+from aionn.runtime.executions.results import PriorityName
 from aionn.runtime.memory.arguments import Array, TensorSpec
 
 __all__ = ["run"]
@@ -42,7 +42,7 @@ def run(
     device: str | None = None,
     seed: Annotated[int, numbers(0, SEED_MAX)] = 0,
     count: Annotated[int, numbers(1, COUNT_MAX)] = 1,
-    priority: str = "medium",
+    priority: PriorityName = "medium",
     deadline_ms: Annotated[float | None, numbers(0, DEADLINE_MS_MAX, "ms")] = None,
     output: Path | None = None,
     dimension: Dimensions = None,
@@ -58,7 +58,7 @@ def run(
         device: Which device; by default the first that supports the model.
         seed: Seed of random inputs.
         count: Number of executions, one after the other.
-        priority: low, medium or high.
+        priority: Which executions go first where several wait.
         deadline_ms: Time allowed for each execution.
         output: An .npz file to write the outputs to.
         dimension: NAME=EXTENT for an open extent of an .onnx file; may be repeated.
@@ -104,12 +104,12 @@ async def _run(
     device: str | None,
     seed: int,
     count: int,
-    priority: str,
+    priority: PriorityName,
     within_ns: int | None,
 ) -> tuple[dict[str, Any], tuple[Array, ...]]:
     async with aionn.open(drivers=drivers_for(device)) as runtime:
         started = time.perf_counter()
-        net = await runtime.compile(model, devices=device, priority=priority_of(priority), **imports.keywords)
+        net = await runtime.compile(model, devices=device, priority=priority, **imports.keywords)
         compile_ms = (time.perf_counter() - started) * 1e3
         generator = np.random.default_rng(seed)
         inputs = values if values is not None else [_random(spec, generator) for spec in net.inputs]

@@ -45,7 +45,7 @@ from aionn.models.importing import ImportOptions
 from aionn.platform.files import TEXT_BYTES_MAX, read_regular
 from aionn.reports.terminal import print_line, print_table
 from aionn.runtime.clock import to_ns
-from aionn.runtime.executions.results import priority_of
+from aionn.runtime.executions.results import PriorityName
 from aionn.runtime.memory.arguments import TensorSpec
 from aionn.runtime.memory.pictures import image_size, image_writer
 from aionn.runtime.memory.real_values import Writer, value_writer
@@ -76,7 +76,7 @@ def stream(
     source: str | None = None,
     seconds: Annotated[float | None, numbers(0, SECONDS_MAX, "seconds", is_open=True)] = None,
     device: str | None = None,
-    priority: str = "high",
+    priority: PriorityName = "high",
     deadline_ms: Annotated[float, numbers(0, DEADLINE_MS_MAX, "ms")] = 33.0,
     on_late: Literal["drop", "deliver"] = "drop",
     keep: Literal["latest", "all", "oldest"] = "latest",
@@ -103,7 +103,7 @@ def stream(
             replay:FILE, a recording; pattern:, a test picture.
         seconds: Ends the stream after so long; by default it ends with its source.
         device: Which device; by default the first that supports the model.
-        priority: low, medium or high.
+        priority: Which executions go first where several wait.
         deadline_ms: An answer is on time this long after its capture.
         on_late: Drop what is late, or deliver it late.
         keep: The frames that a slow device gets: the latest one, all of them, or the oldest.
@@ -208,7 +208,7 @@ async def _stream(
     named: str | None,
     seconds: float | None,
     device: str | None,
-    priority: str,
+    priority: PriorityName,
     within_ns: int,
     on_late: str,
     keep: Any,
@@ -220,7 +220,7 @@ async def _stream(
     realtime: RealtimeOption,
 ) -> dict[str, Any]:
     async with aionn.open(drivers=drivers_for(device), realtime=realtime) as runtime:
-        net = await runtime.compile(model, devices=device, priority=priority_of(priority), **imports.keywords)
+        net = await runtime.compile(model, devices=device, priority=priority, **imports.keywords)
         if len(net.inputs) != 1:
             raise InvalidArgument(f"stream: expected a model with one input, got {len(net.inputs)}")
         is_sound = audio is not None or has_sound(named or "")

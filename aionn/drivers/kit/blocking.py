@@ -64,6 +64,7 @@ from aionn.hal import (
     PreparedModel,
     Priority,
     Timing,
+    passed_before_start,
 )
 from aionn.hal.callers import client_of_call
 from aionn.hal.pieces import pace_of_call, pausing
@@ -174,7 +175,7 @@ class BlockingPreparedModel(LaunchingPreparedModel):
         now = self.device.now
         started_ns = now()
         if deadline_ns is not None and started_ns >= deadline_ns:
-            raise MissedDeadline("execution: the deadline had passed before the start", transient=False)
+            raise passed_before_start("execution", started_ns - deadline_ns)
 
         control = self.device.gate.control(
             deadline_ns=deadline_ns,

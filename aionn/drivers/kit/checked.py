@@ -29,7 +29,7 @@ from aionn.drivers.kit.caching import CacheContents, HeldFiles
 from aionn.drivers.kit.extensions import check_extension_constants, extension_types, uses_known_extensions
 from aionn.drivers.kit.fenced import FencedLaunch
 from aionn.drivers.kit.memories import MemoryTable, Role
-from aionn.errors import GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
+from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     Buffer,
     BufferDesc,
@@ -49,6 +49,7 @@ from aionn.hal import (
     check_duration_ns,
     check_fences,
     operation_type_name,
+    passed_before_start,
 )
 from aionn.validation import check_allocation, check_buffer_roles, check_cache_files, validate_model
 from fences import FenceStatus, SyncFence
@@ -178,9 +179,7 @@ class CheckedPreparedModel(PreparedModelDefaults, abc.ABC):
         arguments = self.bind(request, allow_unspecified_outputs=False, is_ready=is_ready)
         if deadline_ns is not None and now_ns >= deadline_ns:
             arguments.fail()
-            raise MissedDeadline(
-                "fenced execution: the deadline had passed before the start", transient=False
-            )
+            raise passed_before_start("fenced execution", now_ns - deadline_ns)
         return arguments
 
     async def aclose(self) -> None:
@@ -280,7 +279,7 @@ class CheckedDevice(abc.ABC):
     @staticmethod
     def _check_time_left(deadline_ns: int | None, now_ns: int, where: str) -> None:
         if deadline_ns is not None and now_ns >= deadline_ns:
-            raise MissedDeadline(f"{where}: the deadline had passed before the start", transient=False)
+            raise passed_before_start(where, now_ns - deadline_ns)
 
     # Compilation caching
 

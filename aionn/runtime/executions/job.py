@@ -37,7 +37,16 @@ from aionn.errors import (
     general_failure_of,
     status_of,
 )
-from aionn.hal import TIME_MAX_NS, ExecutionResult, Launch, Priority, Timing, ask_to_stop, duration_text
+from aionn.hal import (
+    TIME_MAX_NS,
+    ExecutionResult,
+    Launch,
+    Priority,
+    Timing,
+    ask_to_stop,
+    duration_text,
+    passed_before_start,
+)
 from aionn.observability.tracing import section
 from aionn.platform.loops import is_cancelled
 from aionn.runtime.background import Background
@@ -288,13 +297,11 @@ def _check_time(job: ExecutionJob) -> None:
     least_ns = sum(step.least_ns() for step in job.steps)
     left_ns = job.deadline_ns - now_ns()
     if left_ns < least_ns:
-        message = (
-            f"execution: the deadline had passed before the start, too late by {duration_text(-left_ns)}"
-        )
-        if left_ns > 0:
-            needed, left = duration_text(least_ns), duration_text(left_ns)
-            message = f"execution: even idle devices need {needed}, and {left} are left before the deadline"
-            message += f": too late by {duration_text(least_ns - left_ns)}"
+        if left_ns <= 0:
+            raise passed_before_start("execution", -left_ns)
+        needed, left = duration_text(least_ns), duration_text(left_ns)
+        message = f"execution: even idle devices need {needed}, and {left} are left before the deadline"
+        message += f": too late by {duration_text(least_ns - left_ns)}"
         raise MissedDeadline(message, transient=False)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from aionn.errors import InvalidArgument, MissedDeadline
-from aionn.hal import ExecutionResult
+from aionn.hal import ExecutionResult, passed_before_start
 from aionn.runtime.background import Background, Waiter
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.job import ExecutionJob, JobOwner
@@ -217,10 +217,8 @@ class SlotPool:
         if buffer is not None:
             return buffer
         background = self._background
-        if deadline_ns is not None and deadline_ns <= now_ns():
-            raise MissedDeadline(
-                "burst: the deadline had passed before the execution was asked for", transient=False
-            )
+        if deadline_ns is not None and (late_ns := now_ns() - deadline_ns) >= 0:
+            raise passed_before_start("burst", late_ns)
         waiter = background.waiter()
         waiting = _WaitingExecution(waiter)
         timer = None if deadline_ns is None else background.at(deadline_ns, waiter.wake)

@@ -190,7 +190,10 @@ def test_cameras_of_this_machine_are_listed(answered: Callable[..., Any]) -> Non
             "--deadline-ms: expected from 0 to 31622400000 ms, got -1",
         ),
         (("run", "{data}/digits_float.tflite", "--count", "0"), "--count: expected from 1"),
-        (("run", "{data}/digits_float.tflite", "--priority", "urgent"), "expected one of low, medium, high"),
+        (
+            ("run", "{data}/digits_float.tflite", "--priority", "urgent"),
+            '--priority. Choose from: "low", "medium", "high"',
+        ),
         (("run", "{data}/digits_float.tflite", "--input", "{data}/digits.wav"), "this is no .npy file"),
         (
             ("run", "{data}/digits_float.tflite", "--input", "{tmp}/wrong.npy"),

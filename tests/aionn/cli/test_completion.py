@@ -31,6 +31,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["aionn", "con"], {"conformance"}),
         (["aionn", "demo", "--prec"], {"--precision"}),
         (["aionn", "demo", "--precision", "u"], {"uint8"}),
+        (["aionn", "run", "--priority", "h"], {"high"}),
     ],
 )
 def test_bash_completes_commands_options_and_choices(
@@ -47,6 +48,23 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 """
     done = subprocess.run(["bash", "--norc", "-c", code], capture_output=True, text=True, timeout=60)
     assert {word.strip() for word in done.stdout.split()} == expected, done.stderr
+
+
+@pytest.mark.parametrize("startup", ["", "autoload -Uz compinit && compinit\n"])
+def test_line_that_zsh_needs_is_named_where_it_is_missing(
+    startup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("ZSH", "ZSH_CUSTOM"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / ".zshrc").write_text(startup)
+    assert call("--install-completion", "--shell", "zsh") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "_cyclopts_aionn is written" in line
+    assert line.endswith(f"{tmp_path}/.zshrc: autoload -Uz compinit && compinit") == (not startup)
+    # compinit reads the folders that it knows when it is called.
+    content = (tmp_path / ".zshrc").read_text()
+    assert "fpath=" in content.partition("autoload")[0]
 
 
 def test_folder_that_cannot_be_written_is_reported_in_a_sentence(

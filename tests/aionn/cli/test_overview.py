@@ -10,18 +10,15 @@ import sys
 import time
 
 import pytest
-from rich.console import Console
 
 import aionn
 from aionn.cli.commands import app
 from aionn.cli.main import main
 from aionn.cli.overview import DESCRIPTIONS
+from tests.support.processes.terminal import shown_on_terminal
 
 COMMANDS = [name for name in app if not name.startswith("-")]
 RUN_S_MAX = 60
-WIDE = 1000
-"""Columns in which every text of a page of help has one line."""
-
 STARTS = 5
 RATIO_MAX = 8.0
 """Of the quickest start of ``aionn --help`` and that of ``python -c pass``; 2 on an idle machine, and 10 to 15 with the parser
@@ -87,27 +84,34 @@ def test_reader_that_leaves_is_no_mistake() -> None:
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
-def words(text: str) -> list[str]:
-    return re.sub(r"[│╭╮╰╯─]", " ", text).split()
-
-
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_a_command_prints_its_text_as_it_is_written(
+def test_help_of_a_command_has_a_line_for_each_text_in_a_pipe(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = app[command]
     if chosen.default_command is None:
         pytest.skip("a group of commands")
-    app([command, "--help"], console=Console(width=WIDE))  # The program's own has the width of its first use.
-    lines = [" ".join(words(line)) for line in capsys.readouterr().out.splitlines()]
+    lines = [" ".join(line.split()) for line in shown(command, "--help", capsys=capsys).splitlines()]
     described, _, arguments = (inspect.getdoc(chosen.default_command) or "").partition("\n\nArgs:")
     for paragraph in described.split("\n\n"):
         assert " ".join(paragraph.split()) in lines
     for entry in re.split(r"\n    (?=\w+: )", arguments)[1:]:
         _, _, text = entry.partition(": ")
         told = " ".join(text.split())
-        assert any(told in line for line in lines), f"broken where the source breaks it: {told}"
+        assert any(told in line for line in lines), f"broken, or not there: {told}"
+    assert not re.search("[│╭╮╰╯─]", "".join(lines)), "a drawing"
+
+
+@pytest.mark.slow
+@pytest.mark.forked("any")
+def test_help_of_a_command_fills_a_terminal_of_any_width() -> None:
+    width = 60
+    told = shown_on_terminal([sys.executable, "-m", "aionn", "stream", "--help"], width=width)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", told).splitlines()
+    assert max(map(len, lines)) == width and lines[-1] != ""
+    words = re.sub("[│╭╮╰╯─]", " ", " ".join(lines)).split()
+    assert "or another address; screen:, this display; replay:FILE, a recording" in " ".join(words)
 
 
 def test_brackets_of_a_remedy_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
