@@ -16,17 +16,13 @@ import msgspec
 from aionn.errors import InvalidModel
 from aionn.hal import FusedActivation
 from aionn.models.onnx.constants import ConstantReader
+from aionn.models.onnx.extension.application import NUMBERS_MAX
 from aionn.models.onnx.graph import Node
 from aionn.models.onnx.schema import Attribute, AttributeType, SparseTensorProto
 from aionn.models.onnx.tensors import Array, Inexpressible, Tensor
 from aionn.models.onnx.writer import GraphWriter
 
 __all__ = ["Convert", "Operator"]
-
-
-NUMBERS_MAX = 1 << 10
-"""Most numbers of a list of axes, extents, bounds or parts; the longest of real models are the parts of a Split, some hundred. The
-product of a thousand takes milliseconds, that of 65,000 half a minute."""
 
 
 class Operator:
