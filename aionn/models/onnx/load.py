@@ -40,7 +40,7 @@ from aionn.models.onnx.extension.contracts import CONTRACTS
 from aionn.models.onnx.extension.narrow import CARRIERS, NAMES
 from aionn.models.onnx.folding import fold
 from aionn.models.onnx.graph import Bindings, Graph, Node, inner_nodes, names_within, resolve
-from aionn.models.onnx.operator import Operator
+from aionn.models.onnx.operator import Operator, check_types, read_constant
 from aionn.models.onnx.operators import CONVERSIONS
 from aionn.models.onnx.rewriting import fuse_activations, uses_of
 from aionn.models.onnx.schema import (
@@ -48,7 +48,6 @@ from aionn.models.onnx.schema import (
     AttributeType,
     DataType,
     GraphProto,
-    SparseTensorProto,
     ValueInfo,
     read_model,
 )
@@ -324,14 +323,9 @@ class _Import:
             if proto is None:
                 raise _Missing(name)
             try:
-                array = (
-                    self._reader.sparse(proto)
-                    if isinstance(proto, SparseTensorProto)
-                    else self._reader.array(proto)
-                )
+                self._values[name] = read_constant(self._reader, proto)
             except UnsupportedType as e:
                 raise Inexpressible(f"a constant of type {e}") from e
-            self._values[name] = self._g.constant(array)
         tensor = self._values[name]
         if tensor is None:
             raise _Missing(name)
@@ -395,6 +389,7 @@ class _Import:
             if kind == "Identity":
                 return [value for value in given if value is not None]
             raise Inexpressible("a sequence")
+        check_types(op, inputs)
         try:
             if needs_extension(node.op_type, inputs):
                 raise Inexpressible("values that only operations of the extension can read")
@@ -412,7 +407,7 @@ class _Import:
         folded = fold(self._g, op)
         if folded is not None:
             op.check_attributes()
-            return [self._g.constant(folded)]
+            return [folded]
         conversion = CONVERSIONS.get(node.op_type) if not node.domain else None
         if conversion is None:
             raise Inexpressible(NO_CONVERSION)

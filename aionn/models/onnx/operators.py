@@ -338,7 +338,11 @@ Rules for all operators:
   extension.
 - INT64: values are INT32 in the model. Constants must fit, and HAL arithmetic is written only if the bounds of its inputs prove
   that the result fits; otherwise the operator needs the extension. UINT64, UINT32, INT16, UINT16 and whole numbers of 4 and 2 bits
-  are INT32 as well, BFLOAT16 and floats of 8 and 4 bits are float32, and only operations of the extension read them.
+  are INT32 as well, floats of 8 and 4 bits are float32, and only operations of the extension read them.
+- BFLOAT16 is float32 as well. HAL operations move such values, compare them and convert them to other types, which is exact; all
+  other operators need the extension, which rounds its results to BFLOAT16. Weights of BFLOAT16 that the file converts to FLOAT need
+  no operation.
+- Inputs that must have one element type are checked, since values of two types may be the same HAL type.
 - Open extents are given as `dimensions={{"batch": 1}}`, or as `input_shapes` if they have no name. Inputs that determine shapes
   are given as `values` and become constants. If such an input is not constant, its operator and all operators after it need the
   extension, since only the execution knows their extents.

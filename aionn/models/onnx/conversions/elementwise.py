@@ -279,7 +279,7 @@ def _with_shape(g: GraphWriter, x: Tensor, shape: Shape) -> Tensor:
     if x.shape == shape:
         return x
     if x.array is not None:
-        return g.constant(x.array.reshape(shape))
+        return g.constant(x.array.reshape(shape), x.dtype)
     return g.tensor(g.reshaped(g.form(x), stored_shape(shape)), x.dtype, shape, limits=x.limits)
 
 
@@ -503,6 +503,12 @@ def cast(g: GraphWriter, op: Operator, target: str, source: Tensor | None = None
     x = op.input(0) if source is None else source
     if x.dtype == target:
         return x
+    if "bfloat16" in (x.dtype, target) and target in ("bfloat16", "float32", "float64"):
+        if x.array is not None:
+            return g.constant(g.rounded(x.array, target), target)
+        if target == "bfloat16":
+            raise Inexpressible("values that are rounded to BFLOAT16")
+        return _renamed(g, x, target)  # float32 holds them already.
     value = g.form(x, x.order)
     g.check_plain(value)
     like = g.described(target)

@@ -490,7 +490,7 @@ def _matrices(g: GraphWriter, tensor: Tensor, full: Shape, batch: Shape) -> tupl
         if tensor.array is None and tensor.order == swapped:
             return g.form(tensor, swapped), True
         return g.form(tensor), False
-    plain = g.constant(tensor.array.reshape(full)) if tensor.array is not None else None
+    plain = g.constant(tensor.array.reshape(full), tensor.dtype) if tensor.array is not None else None
     if plain is None:
         plain = g.tensor(g.reshaped(g.form(tensor), stored_shape(full)), tensor.dtype, full)
     return expanded(g, plain, (*batch, *full[-2:])), False

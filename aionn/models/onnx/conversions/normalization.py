@@ -35,7 +35,7 @@ def _channels(g: GraphWriter, op: Operator, x: Tensor, position: int) -> Tensor:
         op.refuse(f"input {position}", [x.shape[1]], list(tensor.shape))
     shape = (x.shape[1], *(1,) * (x.rank - 2))
     if tensor.array is not None:
-        return g.constant(tensor.array.reshape(shape))
+        return g.constant(tensor.array.reshape(shape), tensor.dtype)
     return g.tensor(g.reshaped(g.form(tensor), stored_shape(shape)), tensor.dtype, shape)
 
 
