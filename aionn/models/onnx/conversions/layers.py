@@ -277,15 +277,13 @@ def _transposed_pads(op: Operator, window: Window, extra: list[int], x: Tensor) 
     for axis in range(2):
         if wanted is not None:
             total = window.strides[axis] * (extents[axis] - 1) + extra[axis] + reach[axis] - wanted[axis]
-            # The specification divides the total into two halves; SAME_UPPER has the larger one at the other end.
-            begin = total - total // 2 if window.mode != "SAME_UPPER" else total // 2
-            if given is not None and window.mode not in ("SAME_UPPER", "SAME_LOWER"):
-                begin = total // 2
+            # The specification divides the total into two halves; SAME_UPPER has the larger one at the other end. Outputs beyond
+            # the windows are at the end, as the test cases have them.
+            half = max(0, total) // 2
+            begin = half if window.mode == "SAME_UPPER" else max(0, total) - half
             pads[axis], pads[axis + 2] = begin, total - begin
         # Output padding adds outputs at the end, which less padding does as well.
         pads[axis + 2] -= extra[axis]
-    if min(pads[:2]) < 0:
-        raise Inexpressible("padding that adds outputs at the beginning")
     window.pads = pads
 
 
