@@ -37,7 +37,7 @@ __all__ = [
     "size_of",
 ]
 
-Folder = Callable[[Operator, list[Array]], Array]
+Folder = Callable[[Operator, list[Array]], Array | None]
 
 WIDEST_BYTES = 8
 """The size of an element of the widest type."""
@@ -70,6 +70,8 @@ def fold(g: GraphWriter, op: Operator) -> Tensor | None:
         return None
     with np.errstate(all="ignore"):
         result = folder(op, given)
+    if result is None:
+        return None
     if op.activation:
         low, high = {1: (0, math.inf), 2: (-1, 1), 3: (0, 6)}[int(op.activation)]
         result = np.minimum(np.maximum(result, low), high).astype(result.dtype)
@@ -176,7 +178,7 @@ def _where(op: Operator, arrays: list[Array]) -> Array:
 
 
 def _reduce(function: Callable[..., Any], first_version: int = 18) -> Folder:
-    def folder(op: Operator, arrays: list[Array]) -> Array:
+    def folder(op: Operator, arrays: list[Array]) -> Array | None:
         keeps = bool(op.integer("keepdims", 1))
         x = arrays[0]
         noop = bool(op.integer("noop_with_empty_axes", 0)) if op.version >= first_version else False
@@ -187,8 +189,8 @@ def _reduce(function: Callable[..., Any], first_version: int = 18) -> Folder:
         if not given and noop:
             return x if function in (np.sum, np.prod, np.max, np.min, np.mean) else _none()
         axes = tuple(op.axes(given, x.ndim)) if given else None
-        if x.size == 0 and function in (np.max, np.min, np.mean):
-            raise Inexpressible("a reduction of no elements")
+        if x.size == 0:
+            return None
         return np.asarray(function(x, axis=axes, keepdims=keeps)).astype(x.dtype)
 
     return folder
@@ -317,7 +319,7 @@ FOLDERS: dict[str, Folder] = {
     "ScatterND": _scatter_nd,
     "ScatterElements": _scatter_elements,
 }
-"""The function that computes the result, by operator."""
+"""The function that computes the result, by operator; it returns None where the conversion has to."""
 
 
 # Constants that need no values

@@ -19,7 +19,7 @@ from aionn.models.onnx.tensors import INT32, Inexpressible, Shape, Tensor, store
 from aionn.models.onnx.writer import GraphWriter
 
 __all__ = ["arithmetic", "cast", "clip", "compare", "composed", "direct", "divide", "logical", "modulo", "power", "prelu", "relu",
-           "same", "select", "variadic"]  # fmt: skip
+           "same", "select", "swiglu", "variadic"]  # fmt: skip
 
 Limits = tuple[int, int]
 
@@ -334,6 +334,19 @@ def _rounds_up(x: Formula, y: Formula, quotient: Formula) -> Formula:
     rest = (x - quotient * y).differs(0)
     negative = x.less(0).differs(y.less(0))
     return rest.both(negative).where(1, 0, quotient)
+
+
+def swiglu(g: GraphWriter, op: Operator) -> Tensor:
+    """The first value times the LOGISTIC of alpha times itself, times the second value; that of float16 in float32."""
+    a, b = op.input(0), op.input(1)
+    need_float(a)
+    both = aligned(g, op, [a, b])
+    x, y = both.formulas()
+    if a.dtype != "float16":
+        return both.tensor(swish(x, op) * y, a.dtype)
+    wide = g.described("float32")
+    product = swish(x.cast(wide), op) * y.cast(wide)
+    return both.tensor(product.cast(g.described("float16")), a.dtype)
 
 
 def modulo(g: GraphWriter, op: Operator) -> Tensor:

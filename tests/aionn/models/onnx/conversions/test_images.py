@@ -1,4 +1,4 @@
-"""Transposed convolutions by HAL operations, against the kernels of the extension's operations."""
+"""Pools, resizing and transposed convolutions by HAL operations, against the kernels of the extension's operations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aionn.drivers.onnx_reference.kernels import kernel_for
+from aionn.errors import InvalidModel
 from aionn.models.onnx import load_onnx
 from aionn.models.onnx.encoding import DATA_TYPES, node
 from aionn.models.onnx.extension import Record, ValueType
@@ -20,11 +21,17 @@ Array = np.ndarray[Any, Any]
 
 RANDOM = np.random.default_rng(17)
 IMAGE = RANDOM.standard_normal((2, 3, 7, 8)).astype(np.float32)
+LINE = RANDOM.standard_normal((1, 2, 9)).astype(np.float32)
+BYTES = (IMAGE * 50 + 100).clip(0, 255).astype(np.uint8)
 KERNEL = RANDOM.standard_normal((3, 2, 3, 3)).astype(np.float32)
 
 
 def reals(*numbers: float) -> Array:
     return np.array(numbers, np.float32)
+
+
+def wholes(*numbers: int) -> Array:
+    return np.array(numbers, np.int64)
 
 
 def both(
@@ -51,6 +58,84 @@ def check(op_type: str, x: Array, *constants: Array | None, outputs: int = 1, **
     for own, other in zip(found, expected, strict=True):
         assert (own.shape, own.dtype) == (other.shape, other.dtype)
         np.testing.assert_allclose(own, other, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool", "LpPool"])
+@pytest.mark.parametrize(
+    ("x", "attributes"),
+    [
+        (IMAGE, {"kernel_shape": [2, 3], "dilations": [2, 2]}),
+        (IMAGE, {"kernel_shape": [3, 3], "dilations": [2, 1], "pads": [1, 1, 2, 1], "strides": [2, 2], "ceil_mode": 1}),
+        (LINE, {"kernel_shape": [3], "dilations": [2], "auto_pad": "SAME_LOWER"}),
+        (IMAGE.astype(np.float16), {"kernel_shape": [2, 2], "dilations": [3, 3]}),
+    ],
+)  # fmt: skip
+def test_windows_may_have_gaps(op_type: str, x: Array, attributes: dict[str, Any]) -> None:
+    check(op_type, x, **attributes)
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("counts", [0, 1])
+def test_averages_beyond_the_end_count_what_is_there(dilation: int, counts: int) -> None:
+    pads = {"pads": [1, 1, 1, 1], "strides": [3, 3], "ceil_mode": 1, "count_include_pad": counts}
+    check("AveragePool", IMAGE, kernel_shape=[3, 3], dilations=[dilation] * 2, **pads)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 4])
+def test_norms_of_any_order(p: int) -> None:
+    check("LpPool", IMAGE, kernel_shape=[2, 2], pads=[1, 0, 0, 1], p=p)
+    check("LpPool", IMAGE, kernel_shape=[2, 2], dilations=[2, 2], p=p)
+    check("LpPool", LINE, kernel_shape=[4], strides=[2], ceil_mode=1, p=p)
+    check("LpPool", IMAGE.astype(np.float16), kernel_shape=[2, 2], p=p)
+    check("GlobalLpPool", IMAGE, p=p)
+
+
+@pytest.mark.parametrize(
+    "x", [IMAGE, IMAGE.clip(-0.2, 0.2), BYTES], ids=["floats", "equal ones", "whole numbers"]
+)
+@pytest.mark.parametrize("storage_order", [0, 1])
+def test_places_of_the_largest_elements(x: Array, storage_order: int) -> None:
+    window = {"kernel_shape": [3, 2], "pads": [1, 1, 1, 0], "strides": [2, 1], "ceil_mode": 1}
+    check("MaxPool", x, outputs=2, storage_order=storage_order, **window)
+
+
+def test_places_in_a_line() -> None:
+    check("MaxPool", LINE, outputs=2, kernel_shape=[3], dilations=[2], pads=[1, 1])
+
+
+def test_windows_with_gaps_are_bounded() -> None:
+    x = np.zeros((1, 1, 40, 40), np.float32)
+    data = file(
+        [node("MaxPool", ["x"], ["y"], kernel_shape=[9, 9], dilations=[2, 2])],
+        [info("x", x)],
+        ["y"],
+        opset=22,
+    )
+    with pytest.raises(InvalidModel, match="of more than 64 elements"):
+        load_onnx(data, extensions="none")
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("excludes", [0, 1])
+@pytest.mark.parametrize("scales", [(0.6, 0.8), (0.3, 2.0), (0.5, 0.15)])
+def test_shrinking_is_smoothed(mode: str, excludes: int, scales: tuple[float, float]) -> None:
+    more = {"mode": mode, "antialias": 1, "exclude_outside": excludes}
+    check("Resize", IMAGE, None, reals(1, 1, *scales), **more)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize(
+    ("region", "sizes", "axes"),
+    [
+        ((0, 0, 0.4, 0.6, 1, 1, 0.6, 0.8), (2, 3, 3, 3), None),
+        ((0, 0, 0.4, 0.6, 1, 1, 1.2, 1.7), (2, 3, 3, 4), None),
+        ((0.6, 0.4, 0.9, 0.9), (8, 1), [3, 2]),
+    ],
+)
+def test_regions_are_resized(mode: str, region: Sequence[float], sizes: Sequence[int], axes: Any) -> None:
+    more = {} if axes is None else {"axes": axes}
+    more |= {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 10.0}
+    check("Resize", IMAGE, reals(*region), None, wholes(*sizes), mode=mode, **more)
 
 
 @pytest.mark.parametrize("wanted", [[20, 21], [21, 24], [19, 22], [22, 25], [24, 26]])
