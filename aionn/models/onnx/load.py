@@ -187,10 +187,15 @@ def _dtype(info: ValueInfo) -> str:
 
 
 def _in_type(array: Any, dtype: str) -> Any:
-    """Whole numbers in the declared type of their input if they fit; other arrays are returned as they are."""
-    if array.dtype.kind not in "iu" or np.dtype(dtype).kind not in "iuf":
+    """Numbers in the type that holds those of their input, if they have its type, or are whole and fit; other arrays are returned
+    as they are.
+    """
+    held = CARRIERS.get(dtype, dtype)
+    if array.dtype.name == dtype:
+        return array.astype(held, copy=False)
+    if array.dtype.kind not in "iu" or np.dtype(held).kind not in "iuf":
         return array
-    converted = array.astype(dtype)
+    converted = array.astype(held)
     return converted if np.array_equal(converted, array) else array
 
 
@@ -273,7 +278,7 @@ class _Import:
             try:
                 dtype = _dtype(info)
                 if info.name in self._bound.values:
-                    if dtype in CARRIERS:
+                    if dtype in CARRIERS and dtype not in OPERAND_TYPES:
                         raise Inexpressible(f"a given value of type {dtype}")
                     array = _in_type(np.asarray(self._bound.values[info.name]), dtype)
                     shape = info.shape
@@ -283,11 +288,11 @@ class _Import:
                             not isinstance(e, int) or e == s for e, s in zip(shape, array.shape, strict=True)
                         )
                     )
-                    if not fits or array.dtype.name != dtype:
+                    if not fits or array.dtype.name != CARRIERS.get(dtype, dtype):
                         raise InvalidArgument(
                             f"value of input {info.name!r}: expected {dtype} {shape}, got {array.dtype} {array.shape}"
                         )
-                    self._values[info.name] = self._g.constant(array)
+                    self._values[info.name] = self._g.constant(self._g.rounded(array, dtype), dtype)
                     continue
                 types = EXTENSION_STORED if self._extends else OPERAND_TYPES
                 extents = self._bound.shape(info)

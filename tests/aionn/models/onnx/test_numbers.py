@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from aionn.errors import InvalidModel
+from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import OperandType, OperationType, constant_array
 from aionn.models.builder import GraphBuilder
 from aionn.models.onnx import OnnxModel, UnsupportedOperators, encode_model, load_onnx
@@ -186,3 +186,16 @@ def test_constants_of_other_narrow_types_are_rejected_by_name() -> None:
     )
     with pytest.raises(UnsupportedOperators, match="a constant of type FLOAT8E4M3FN"):
         load_onnx(encode_model(ModelProto(10, (OpsetImport("", 21),), graph)))
+
+
+def test_given_values_of_bfloat16_are_rounded() -> None:
+    graph = GraphProto(
+        tuple(widened("v")),
+        (ValueInfo("x", DataType.FLOAT, X.shape), ValueInfo("v", DataType.BFLOAT16, (1,))),
+        (ValueInfo("y"),),
+    )
+    data = encode_model(ModelProto(10, (OpsetImport("", 21),), graph))
+    (y,) = run(load_onnx(data, values={"v": np.float32([1.004])}), {"x": X})
+    np.testing.assert_array_equal(y, X + np.float32(1.0078125))
+    with pytest.raises(InvalidArgument, match="expected bfloat16"):
+        load_onnx(data, values={"v": np.float64([1.004])})
