@@ -42,9 +42,10 @@ def read_constant(reader: ConstantReader, proto: TensorProto | SparseTensorProto
         InvalidModel: Its elements do not fit type and shape, or cannot be read.
         UnsupportedType: The importer cannot read its element type.
     """
-    is_sparse = isinstance(proto, SparseTensorProto)
-    array = reader.sparse(proto) if is_sparse else reader.array(proto)
-    kind = proto.values.data_type if is_sparse else proto.data_type
+    if isinstance(proto, SparseTensorProto):
+        array, kind = reader.sparse(proto), proto.values.data_type
+    else:
+        array, kind = reader.array(proto), proto.data_type
     return Tensor(NAMES[DataType(kind)], array.shape, array=array)
 
 

@@ -77,7 +77,12 @@ def test_windows_may_have_gaps(op_type: str, x: Array, attributes: dict[str, Any
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("counts", [0, 1])
 def test_averages_beyond_the_end_count_what_is_there(dilation: int, counts: int) -> None:
-    pads = {"pads": [1, 1, 1, 1], "strides": [3, 3], "ceil_mode": 1, "count_include_pad": counts}
+    pads: dict[str, Any] = {
+        "pads": [1, 1, 1, 1],
+        "strides": [3, 3],
+        "ceil_mode": 1,
+        "count_include_pad": counts,
+    }
     check("AveragePool", IMAGE, kernel_shape=[3, 3], dilations=[dilation] * 2, **pads)
 
 
@@ -95,7 +100,7 @@ def test_norms_of_any_order(p: int) -> None:
 )
 @pytest.mark.parametrize("storage_order", [0, 1])
 def test_places_of_the_largest_elements(x: Array, storage_order: int) -> None:
-    window = {"kernel_shape": [3, 2], "pads": [1, 1, 1, 0], "strides": [2, 1], "ceil_mode": 1}
+    window: dict[str, Any] = {"kernel_shape": [3, 2], "pads": [1, 1, 1, 0], "strides": [2, 1], "ceil_mode": 1}
     check("MaxPool", x, outputs=2, storage_order=storage_order, **window)
 
 
@@ -119,7 +124,7 @@ def test_windows_with_gaps_are_bounded() -> None:
 @pytest.mark.parametrize("excludes", [0, 1])
 @pytest.mark.parametrize("scales", [(0.6, 0.8), (0.3, 2.0), (0.5, 0.15)])
 def test_shrinking_is_smoothed(mode: str, excludes: int, scales: tuple[float, float]) -> None:
-    more = {"mode": mode, "antialias": 1, "exclude_outside": excludes}
+    more: dict[str, Any] = {"mode": mode, "antialias": 1, "exclude_outside": excludes}
     check("Resize", IMAGE, None, reals(1, 1, *scales), **more)
 
 
@@ -133,7 +138,7 @@ def test_shrinking_is_smoothed(mode: str, excludes: int, scales: tuple[float, fl
     ],
 )
 def test_regions_are_resized(mode: str, region: Sequence[float], sizes: Sequence[int], axes: Any) -> None:
-    more = {} if axes is None else {"axes": axes}
+    more: dict[str, Any] = {} if axes is None else {"axes": axes}
     more |= {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 10.0}
     check("Resize", IMAGE, reals(*region), None, wholes(*sizes), mode=mode, **more)
 
