@@ -137,10 +137,11 @@ def check_import_options(
             )
     for name, value in (values or {}).items():
         try:
-            kind = np.asarray(value).dtype.kind
+            dtype = np.asarray(value).dtype
         except ValueError:
-            kind = "O"
-        if kind not in "biuf":
+            dtype = np.dtype(object)
+        # The package ``ml_dtypes`` adds bfloat16 to numpy, whose own floats have another kind.
+        if dtype.kind not in "biuf" and dtype.name != "bfloat16":
             raise InvalidArgument(f"values, {name!r}: expected an array of numbers, got {value!r:.80}")
     return ImportOptions(dict(dimensions or {}), dict(input_shapes or {}), dict(values or {}))
 

@@ -84,7 +84,7 @@ class ConstantReader:
         self._dense_bytes_left = DENSE_BYTES_MAX
 
     def array(self, proto: TensorProto) -> Array:
-        """The array of a constant; BFLOAT16 becomes float32, which holds all of its values.
+        """The array of a constant; numbers of BFLOAT16 are in float32, which carries all of its values.
 
         Raises:
             InvalidModel: The elements do not fit type and shape, or cannot be read.

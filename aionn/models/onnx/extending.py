@@ -19,7 +19,7 @@ from aionn.models.onnx.extension import AttributeTensor, ValueType, encode_attri
 from aionn.models.onnx.extension.application import Application
 from aionn.models.onnx.extension.attributes import ATTRIBUTE_NAMES
 from aionn.models.onnx.extension.contracts import CONTRACTS, output_types
-from aionn.models.onnx.extension.narrow import CARRIERS, NAMES, NARROW, carrier_of
+from aionn.models.onnx.extension.narrow import CARRIERS, KINDS, NAMES, carrier_of
 from aionn.models.onnx.operator import Operator
 from aionn.models.onnx.schema import AttributeType, DataType
 from aionn.models.onnx.tensors import OPERAND_TYPES, Inexpressible, OpenTensor, Tensor
@@ -29,10 +29,18 @@ __all__ = ["AnyTensor", "extended", "needs_extension"]
 
 AnyTensor = Tensor | OpenTensor
 
-_DATA_TYPES = DATA_TYPES | {narrow.name: kind for kind, narrow in NARROW.items()}
+_DATA_TYPES = DATA_TYPES | KINDS
 
 SHAPED = {"Shape", "Size"}
 """Operators that HAL conversions can express for values of every type, since they read only the shape."""
+
+UNROUNDED = {
+    "Cast", "CastLike", "CenterCropPad", "Concat", "DepthToSpace", "Dropout", "Equal", "Expand", "Flatten", "Gather",
+    "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Pad", "Reshape", "Slice",
+    "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
+}  # fmt: skip
+"""Operators that HAL conversions can express for values of BFLOAT16 in float32, since they move, compare or convert them; the
+results of all others would have to be rounded."""
 
 ACTIVATION_VERSION = 14
 """The version of Relu and Clip that apply an activation."""
@@ -42,9 +50,10 @@ def needs_extension(op_type: str, inputs: Sequence[AnyTensor | None]) -> bool:
     """Whether an operator has an input that only extension operations can read."""
     if any(isinstance(tensor, OpenTensor) for tensor in inputs):
         return True
-    return op_type not in SHAPED and any(
-        tensor is not None and _is_computed(tensor) and tensor.dtype not in OPERAND_TYPES for tensor in inputs
-    )
+    if op_type in SHAPED:
+        return False
+    types = {tensor.dtype for tensor in inputs if tensor is not None and _is_computed(tensor)}
+    return not types <= OPERAND_TYPES.keys() or ("bfloat16" in types and op_type not in UNROUNDED)
 
 
 def _is_computed(tensor: AnyTensor) -> bool:
@@ -132,8 +141,10 @@ def _attributes(op: Operator) -> dict[str, Any]:
                 found[name] = op.texts(name)
             case AttributeType.TENSOR:
                 tensor = op.tensor(name)
-                assert tensor is not None, "the attribute is given"
-                found[name] = AttributeTensor.of(tensor)
+                assert tensor is not None and tensor.array is not None, "the attribute is given"
+                if tensor.dtype in CARRIERS:
+                    raise Inexpressible(f"attribute {name} with values of type {tensor.dtype}")
+                found[name] = AttributeTensor.of(tensor.array)
             case _:
                 raise Inexpressible(f"attribute {name} of type {AttributeType(attribute.type).name}")
     return found
@@ -144,5 +155,6 @@ def _activated(g: GraphWriter, tensor: AnyTensor, activation: FusedActivation) -
     if activation == FusedActivation.RELU:
         return _written(g, "Relu", ACTIVATION_VERSION, {}, [tensor], 1)[0]
     low, high = {FusedActivation.RELU1: (-1, 1), FusedActivation.RELU6: (0, 6)}[activation]
-    limits = [g.constant(np.array(limit, CARRIERS.get(tensor.dtype, tensor.dtype))) for limit in (low, high)]
+    carrier = CARRIERS.get(tensor.dtype, tensor.dtype)
+    limits = [g.constant(np.array(limit, carrier), tensor.dtype) for limit in (low, high)]
     return _written(g, "Clip", ACTIVATION_VERSION, {}, [tensor, *limits], 1)[0]

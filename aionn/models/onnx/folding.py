@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from aionn.models.onnx.constants import DTYPE_NAMES
+from aionn.models.onnx.constants import DTYPES
+from aionn.models.onnx.extension.narrow import CARRIERS, NAMES
 from aionn.models.onnx.operator import Operator
 from aionn.models.onnx.schema import AttributeType, DataType
-from aionn.models.onnx.tensors import Array, Inexpressible
+from aionn.models.onnx.tensors import Array, Inexpressible, Tensor
 from aionn.models.onnx.writer import GraphWriter
 
 __all__ = [
@@ -36,13 +37,13 @@ __all__ = [
     "size_of",
 ]
 
-Folder = Callable[[Operator, list[Array]], Array]
+Folder = Callable[[Operator, list[Array]], Array | None]
 
 WIDEST_BYTES = 8
 """The size of an element of the widest type."""
 
 
-def fold(g: GraphWriter, op: Operator) -> Array | None:
+def fold(g: GraphWriter, op: Operator) -> Tensor | None:
     """The result if all inputs are constants and the operator is in the table, else None."""
     folder = FOLDERS.get(op.type)
     if folder is None or op.node.domain or not op.inputs:
@@ -69,10 +70,21 @@ def fold(g: GraphWriter, op: Operator) -> Array | None:
         return None
     with np.errstate(all="ignore"):
         result = folder(op, given)
+    if result is None:
+        return None
     if op.activation:
         low, high = {1: (0, math.inf), 2: (-1, 1), 3: (0, 6)}[int(op.activation)]
         result = np.minimum(np.maximum(result, low), high).astype(result.dtype)
-    return result
+    dtype = _result_type(op, result)
+    return g.constant(g.rounded(result, dtype), dtype)
+
+
+def _result_type(op: Operator, result: Array) -> str:
+    """The element type of a result: numpy's, or the type of inputs that numpy lacks."""
+    if op.type == "Cast":
+        return element_type(op, op.integer("to"))
+    source = op.given()[1 if op.type == "Where" else 0]
+    return source.dtype if result.dtype == source.numpy_type else result.dtype.name
 
 
 def _elementwise(function: Callable[..., Any]) -> Folder:
@@ -143,9 +155,9 @@ def element_type(op: Operator, number: int) -> str:
     """The name of an element type that an attribute gives by number.
 
     Raises:
-        Inexpressible: numpy has no such element type.
+        Inexpressible: The importer has no constants of the type.
     """
-    name = DTYPE_NAMES.get(DataType(number)) if number in DataType.__members__.values() else None
+    name = NAMES[DataType(number)] if number in DTYPES else None
     if name is None:
         known = number in DataType.__members__.values()
         raise Inexpressible(f"elements of type {DataType(number).name if known else number}")
@@ -156,7 +168,9 @@ def _cast(op: Operator, arrays: list[Array]) -> Array:
     op.ignore("saturate", "round_mode")
     if op.has_attribute("to") and op.node.attributes["to"].type == AttributeType.STRING:
         raise Inexpressible("a type by its name")
-    return arrays[0].astype(element_type(op, op.integer("to")))
+    dtype = element_type(op, op.integer("to"))
+    # Numbers are rounded once, from their own type.
+    return arrays[0] if dtype in CARRIERS else arrays[0].astype(dtype)
 
 
 def _where(op: Operator, arrays: list[Array]) -> Array:
@@ -164,7 +178,7 @@ def _where(op: Operator, arrays: list[Array]) -> Array:
 
 
 def _reduce(function: Callable[..., Any], first_version: int = 18) -> Folder:
-    def folder(op: Operator, arrays: list[Array]) -> Array:
+    def folder(op: Operator, arrays: list[Array]) -> Array | None:
         keeps = bool(op.integer("keepdims", 1))
         x = arrays[0]
         noop = bool(op.integer("noop_with_empty_axes", 0)) if op.version >= first_version else False
@@ -175,8 +189,8 @@ def _reduce(function: Callable[..., Any], first_version: int = 18) -> Folder:
         if not given and noop:
             return x if function in (np.sum, np.prod, np.max, np.min, np.mean) else _none()
         axes = tuple(op.axes(given, x.ndim)) if given else None
-        if x.size == 0 and function in (np.max, np.min, np.mean):
-            raise Inexpressible("a reduction of no elements")
+        if x.size == 0:
+            return None
         return np.asarray(function(x, axis=axes, keepdims=keeps)).astype(x.dtype)
 
     return folder
@@ -305,7 +319,7 @@ FOLDERS: dict[str, Folder] = {
     "ScatterND": _scatter_nd,
     "ScatterElements": _scatter_elements,
 }
-"""The function that computes the result, by operator."""
+"""The function that computes the result, by operator; it returns None where the conversion has to."""
 
 
 # Constants that need no values
@@ -327,24 +341,19 @@ def size_of(g: GraphWriter, op: Operator) -> Any:
 
 def constant(g: GraphWriter, op: Operator) -> Any:
     """The value of an attribute."""
-    given: list[Any] = []
+    given: list[Tensor] = []
     whole, wholes = op.raw("value_int", AttributeType.INT), op.integers("value_ints")
     real, reals = op.raw("value_float", AttributeType.FLOAT), op.reals("value_floats")
-    sparse = op.raw("sparse_value", AttributeType.SPARSE_TENSOR)
     for value, dtype in ((whole, np.int64), (wholes, np.int64), (real, np.float32), (reals, np.float32)):
         if value is not None:
-            given.append(np.array(value, dtype))
-    tensor = op.tensor("value")
-    if tensor is not None:
-        given.append(tensor)
-    if sparse is not None:
-        given.append(op.sparse(sparse))
+            given.append(g.constant(np.array(value, dtype)))
+    given += [tensor for tensor in (op.tensor("value"), op.sparse("sparse_value")) if tensor is not None]
     if op.has_attribute("value_string") or op.has_attribute("value_strings"):
         op.ignore("value_string", "value_strings")
         raise Inexpressible("texts")
     if len(given) != 1:
         op.refuse("attributes", "one value", len(given))
-    return g.constant(given[0])
+    return given[0]
 
 
 def _extents(op: Operator, numbers: Sequence[int]) -> tuple[int, ...]:
@@ -356,13 +365,14 @@ def _extents(op: Operator, numbers: Sequence[int]) -> tuple[int, ...]:
 def constant_of_shape(g: GraphWriter, op: Operator) -> Any:
     """An array with one value in all elements: a view, which takes no memory until it is used."""
     shape = _extents(op, op.numbers(0, "the shape"))
-    value = op.tensor("value")
-    value = np.zeros((), np.float32) if value is None else value
+    tensor = op.tensor("value") or g.constant(np.zeros((), np.float32))
+    value = tensor.array
+    assert value is not None, "attributes are constants"
     if value.size != 1:
         op.refuse("attribute 'value'", "one number", value.size)
     if math.prod(shape) * value.itemsize >= 2**32:
         op.refuse("shape", "less than 2**32 bytes", list(shape))
-    return g.constant(np.broadcast_to(value.reshape(()), shape))
+    return g.constant(np.broadcast_to(value.reshape(()), shape), tensor.dtype)
 
 
 def range_(g: GraphWriter, op: Operator) -> Any:
@@ -376,7 +386,9 @@ def range_(g: GraphWriter, op: Operator) -> Any:
         op.refuse("start, limit and step", "finite numbers", f"{start}, {limit} and {delta}")
     g.charge(count * WIDEST_BYTES)
     # Each number is computed by a product, since repeated sums would accumulate rounding errors.
-    return g.constant((start + np.arange(count).astype(start.dtype) * delta).astype(start.dtype))
+    numbers = start + np.arange(count).astype(start.dtype) * delta
+    dtype = op.input(0).dtype
+    return g.constant(g.rounded(numbers, dtype), dtype)
 
 
 def eye_like(g: GraphWriter, op: Operator) -> Any:
@@ -387,7 +399,8 @@ def eye_like(g: GraphWriter, op: Operator) -> Any:
     dtype = element_type(op, op.integer("dtype")) if op.has_attribute("dtype") else x.dtype
     g.charge(x.size * 8)
     rows, columns = x.shape
-    return g.constant(np.eye(rows, columns, op.integer("k", 0), np.dtype(dtype)))
+    eye = np.eye(rows, columns, op.integer("k", 0), np.dtype(CARRIERS.get(dtype, dtype)))
+    return g.constant(eye, dtype)
 
 
 def window(g: GraphWriter, op: Operator) -> Any:
@@ -402,4 +415,5 @@ def window(g: GraphWriter, op: Operator) -> Any:
         "BlackmanWindow": (0.42, 0.5, 0.08),
     }[op.type]
     values = shares[0] - shares[1] * np.cos(2 * np.pi * n) + shares[2] * np.cos(4 * np.pi * n)
-    return g.constant(values.astype(element_type(op, op.integer("output_datatype", 1))))
+    dtype = element_type(op, op.integer("output_datatype", 1))
+    return g.constant(g.rounded(values, dtype), dtype)

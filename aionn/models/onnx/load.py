@@ -40,7 +40,7 @@ from aionn.models.onnx.extension.contracts import CONTRACTS
 from aionn.models.onnx.extension.narrow import CARRIERS, NAMES
 from aionn.models.onnx.folding import fold
 from aionn.models.onnx.graph import Bindings, Graph, Node, inner_nodes, names_within, resolve
-from aionn.models.onnx.operator import Operator
+from aionn.models.onnx.operator import Operator, check_types, read_constant
 from aionn.models.onnx.operators import CONVERSIONS
 from aionn.models.onnx.rewriting import fuse_activations, uses_of
 from aionn.models.onnx.schema import (
@@ -48,7 +48,6 @@ from aionn.models.onnx.schema import (
     AttributeType,
     DataType,
     GraphProto,
-    SparseTensorProto,
     ValueInfo,
     read_model,
 )
@@ -188,10 +187,15 @@ def _dtype(info: ValueInfo) -> str:
 
 
 def _in_type(array: Any, dtype: str) -> Any:
-    """Whole numbers in the declared type of their input if they fit; other arrays are returned as they are."""
-    if array.dtype.kind not in "iu" or np.dtype(dtype).kind not in "iuf":
+    """Numbers in the type that holds those of their input, if they have its type, or are whole and fit; other arrays are returned
+    as they are.
+    """
+    held = CARRIERS.get(dtype, dtype)
+    if array.dtype.name == dtype:
+        return array.astype(held, copy=False)
+    if array.dtype.kind not in "iu" or np.dtype(held).kind not in "iuf":
         return array
-    converted = array.astype(dtype)
+    converted = array.astype(held)
     return converted if np.array_equal(converted, array) else array
 
 
@@ -274,7 +278,7 @@ class _Import:
             try:
                 dtype = _dtype(info)
                 if info.name in self._bound.values:
-                    if dtype in CARRIERS:
+                    if dtype in CARRIERS and dtype not in OPERAND_TYPES:
                         raise Inexpressible(f"a given value of type {dtype}")
                     array = _in_type(np.asarray(self._bound.values[info.name]), dtype)
                     shape = info.shape
@@ -284,11 +288,11 @@ class _Import:
                             not isinstance(e, int) or e == s for e, s in zip(shape, array.shape, strict=True)
                         )
                     )
-                    if not fits or array.dtype.name != dtype:
+                    if not fits or array.dtype.name != CARRIERS.get(dtype, dtype):
                         raise InvalidArgument(
                             f"value of input {info.name!r}: expected {dtype} {shape}, got {array.dtype} {array.shape}"
                         )
-                    self._values[info.name] = self._g.constant(array)
+                    self._values[info.name] = self._g.constant(self._g.rounded(array, dtype), dtype)
                     continue
                 types = EXTENSION_STORED if self._extends else OPERAND_TYPES
                 extents = self._bound.shape(info)
@@ -324,14 +328,9 @@ class _Import:
             if proto is None:
                 raise _Missing(name)
             try:
-                array = (
-                    self._reader.sparse(proto)
-                    if isinstance(proto, SparseTensorProto)
-                    else self._reader.array(proto)
-                )
+                self._values[name] = read_constant(self._reader, proto)
             except UnsupportedType as e:
                 raise Inexpressible(f"a constant of type {e}") from e
-            self._values[name] = self._g.constant(array)
         tensor = self._values[name]
         if tensor is None:
             raise _Missing(name)
@@ -395,6 +394,7 @@ class _Import:
             if kind == "Identity":
                 return [value for value in given if value is not None]
             raise Inexpressible("a sequence")
+        check_types(op, inputs)
         try:
             if needs_extension(node.op_type, inputs):
                 raise Inexpressible("values that only operations of the extension can read")
@@ -412,7 +412,7 @@ class _Import:
         folded = fold(self._g, op)
         if folded is not None:
             op.check_attributes()
-            return [self._g.constant(folded)]
+            return [folded]
         conversion = CONVERSIONS.get(node.op_type) if not node.domain else None
         if conversion is None:
             raise Inexpressible(NO_CONVERSION)

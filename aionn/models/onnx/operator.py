@@ -9,24 +9,73 @@ Source: "Attributes" of the ONNX IR specification.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
 from aionn.errors import InvalidModel
 from aionn.hal import FusedActivation
 from aionn.models.onnx.constants import ConstantReader
+from aionn.models.onnx.extension.application import NUMBERS_MAX
+from aionn.models.onnx.extension.narrow import NAMES
 from aionn.models.onnx.graph import Node
-from aionn.models.onnx.schema import Attribute, AttributeType, SparseTensorProto
+from aionn.models.onnx.schema import Attribute, AttributeType, DataType, SparseTensorProto, TensorProto
 from aionn.models.onnx.tensors import Array, Inexpressible, Tensor
 from aionn.models.onnx.writer import GraphWriter
 
-__all__ = ["Convert", "Operator"]
+__all__ = ["Convert", "Operator", "check_types", "read_constant"]
 
 
-NUMBERS_MAX = 1 << 10
-"""Most numbers of a list of axes, extents, bounds or parts; the longest of real models are the parts of a Split, some hundred. The
-product of a thousand takes milliseconds, that of 65,000 half a minute."""
+class Typed(Protocol):
+    """A value with an element type."""
+
+    @property
+    def dtype(self) -> str:
+        """ONNX's element type by numpy's name."""
+        ...
+
+
+def read_constant(reader: ConstantReader, proto: TensorProto | SparseTensorProto) -> Tensor:
+    """A constant of the file.
+
+    Raises:
+        InvalidModel: Its elements do not fit type and shape, or cannot be read.
+        UnsupportedType: The importer cannot read its element type.
+    """
+    if isinstance(proto, SparseTensorProto):
+        array, kind = reader.sparse(proto), proto.values.data_type
+    else:
+        array, kind = reader.array(proto), proto.data_type
+    return Tensor(NAMES[DataType(kind)], array.shape, array=array)
+
+
+SAME_TYPES: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Sum", "Mean", "PRelu", "SwiGLU")),
+    **dict.fromkeys(("And", "Or", "Xor", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor")),
+    **dict.fromkeys(("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")),
+    **dict.fromkeys(("Concat", "Conv", "ConvTranspose", "Gemm", "MatMul")),
+    **dict.fromkeys(("GroupNormalization", "InstanceNormalization", "LayerNormalization")),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), (0, 1, 2, 3, 5, 6, 7)),
+    "Clip": (0, 1, 2),
+    "Pad": (0, 2),
+    "Where": (1, 2),
+}
+"""The inputs that have one element type, by operator; None means all of them."""
+
+
+def check_types(op: Operator, inputs: Sequence[Typed | None]) -> None:
+    """Checks the element types of an operator's inputs, as far as several inputs must have the same one.
+
+    Raises:
+        InvalidModel: They differ.
+    """
+    if op.node.domain or op.type not in SAME_TYPES:
+        return
+    places = SAME_TYPES[op.type]
+    given = [tensor for place, tensor in enumerate(inputs) if places is None or place in places]
+    types = dict.fromkeys(tensor.dtype for tensor in given if tensor is not None)
+    if len(types) > 1:
+        op.refuse("inputs", "values of one element type", " and ".join(types))
 
 
 class Operator:
@@ -173,14 +222,15 @@ class Operator:
         found = self._attribute(name, AttributeType.STRINGS)
         return None if found is None else [bytes(text).decode("utf-8", "replace") for text in found.value]
 
-    def tensor(self, name: str) -> Array | None:
-        """The array of a constant, None where it is not given."""
+    def tensor(self, name: str) -> Tensor | None:
+        """A constant, None where it is not given."""
         found = self._attribute(name, AttributeType.TENSOR)
-        return None if found is None else self._reader.array(found.value)
+        return None if found is None else read_constant(self._reader, found.value)
 
-    def sparse(self, value: SparseTensorProto) -> Array:
-        """The array of a sparse attribute, with its zeros."""
-        return self._reader.sparse(value)
+    def sparse(self, name: str) -> Tensor | None:
+        """A sparse constant, with its zeros; None where it is not given."""
+        found = self._attribute(name, AttributeType.SPARSE_TENSOR)
+        return None if found is None else read_constant(self._reader, found.value)
 
     def raw(self, name: str, kind: AttributeType) -> Any:
         """The value of an attribute of a kind that has no method of its own; None where it is not given."""

@@ -23,9 +23,11 @@ from aionn.models.onnx.conversions import (
     movement,
     normalization,
     places,
+    pools,
     quantization,
     recurrent,
     reductions,
+    resizing,
 )
 from aionn.models.onnx.conversions import elementwise as ew
 from aionn.models.onnx.conversions.control_flow import UNROLLED_NODES_MAX
@@ -157,6 +159,7 @@ _TABLE: list[Conversion] = [
     Conversion("Mul", ew.arithmetic(O.MUL), "MUL", 1),
     Conversion("Div", ew.divide, "DIV; MUL, SUB, SELECT, ADD to round negative whole numbers towards 0", 1),
     Conversion("Mod", ew.modulo, "DIV, MUL, SUB, for whole numbers only", 2),
+    Conversion("SwiGLU", ew.swiglu, "the operations of Swish; MUL", 2),
     Conversion("Pow", ew.power, "POW; CAST of the exponent", 1),
     Conversion("Max", ew.variadic(O.MAXIMUM), "MAXIMUM", 2),
     Conversion("Min", ew.variadic(O.MINIMUM), "MINIMUM", 2),
@@ -211,17 +214,29 @@ _TABLE: list[Conversion] = [
     Conversion("CenterCropPad", movement.center_crop_pad, "SLICE, PAD_V2", 2),
     Conversion("Conv", layers.conv, "CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D", 1),
     Conversion("ConvTranspose", layers.conv_transpose, "TRANSPOSE_CONV_2D", 1),
-    Conversion("MaxPool", layers.pool(O.MAX_POOL_2D), "MAX_POOL_2D", 1),
     Conversion(
-        "AveragePool",
-        layers.pool(O.AVERAGE_POOL_2D),
-        "AVERAGE_POOL_2D; PAD_V2 before it if padding is counted",
+        "MaxPool",
+        pools.pool(O.MAX_POOL_2D),
+        "MAX_POOL_2D; STRIDED_SLICE and MAXIMUM for each element of a window with dilation; GREATER, SELECT for the places",
         1,
     ),
-    Conversion("LpPool", layers.pool(O.L2_POOL_2D), "L2_POOL_2D, MUL", 1),
-    Conversion("GlobalAveragePool", layers.global_pool(O.MEAN), "MEAN", 1),
-    Conversion("GlobalMaxPool", layers.global_pool(O.REDUCE_MAX), "REDUCE_MAX", 1),
-    Conversion("GlobalLpPool", layers.global_pool(O.REDUCE_SUM), "MUL, REDUCE_SUM, SQRT", 1),
+    Conversion(
+        "AveragePool",
+        pools.pool(O.AVERAGE_POOL_2D),
+        "AVERAGE_POOL_2D; PAD_V2 before it if padding is counted; STRIDED_SLICE, ADD, DIV for a window with dilation",
+        1,
+    ),
+    Conversion(
+        "LpPool",
+        pools.pool(O.L2_POOL_2D),
+        "L2_POOL_2D, MUL; POW, AVERAGE_POOL_2D, MUL, POW for other norms; STRIDED_SLICE, ADD for a window with dilation",
+        1,
+    ),
+    Conversion("GlobalAveragePool", pools.global_pool(O.MEAN), "MEAN", 1),
+    Conversion("GlobalMaxPool", pools.global_pool(O.REDUCE_MAX), "REDUCE_MAX", 1),
+    Conversion(
+        "GlobalLpPool", pools.global_pool(O.REDUCE_SUM), "MUL, REDUCE_SUM, SQRT; POW for other norms", 1
+    ),
     Conversion("Gemm", layers.gemm, "FULLY_CONNECTED, or BATCH_MATMUL, MUL, ADD", 1),
     Conversion(
         "MatMul",
@@ -229,7 +244,9 @@ _TABLE: list[Conversion] = [
         "FULLY_CONNECTED if the second input is a constant matrix, else BATCH_MATMUL",
         1,
     ),
-    Conversion("BatchNormalization", normalization.batch_normalization, "MUL, ADD", 2),
+    Conversion(
+        "BatchNormalization", normalization.batch_normalization, "MUL, ADD; MEAN, SQRT, DIV for training", 2
+    ),
     Conversion(
         "InstanceNormalization", normalization.instance_normalization, "INSTANCE_NORMALIZATION, MUL, ADD", 2
     ),
@@ -256,8 +273,8 @@ _TABLE: list[Conversion] = [
     Conversion("LpNormalization", normalization.lp_normalization, "MUL, REDUCE_SUM, SQRT, SELECT, DIV", 2),
     Conversion("Softmax", normalization.softmax(O.SOFTMAX), "SOFTMAX", 1),
     Conversion("LogSoftmax", normalization.softmax(O.LOG_SOFTMAX), "LOG_SOFTMAX", 1),
-    Conversion("Resize", normalization.resize, "RESIZE_BILINEAR; GATHER or FULLY_CONNECTED for each axis", 1),
-    Conversion("Upsample", normalization.resize, "the operations of Resize", 1),
+    Conversion("Resize", resizing.resize, "RESIZE_BILINEAR; GATHER or FULLY_CONNECTED for each axis", 1),
+    Conversion("Upsample", resizing.resize, "the operations of Resize", 1),
     Conversion(
         "QuantizeLinear",
         quantization.quantize,
@@ -293,7 +310,7 @@ _TABLE: list[Conversion] = [
     Conversion("ArgMin", reductions.arg_extremum(O.ARGMIN), "ARGMIN; REVERSE, SUB for the last index", 1),
     Conversion("TopK", reductions.top_k, "REVERSE, TOPK_V2, SUB", 1),
     Conversion("Hardmax", reductions.hardmax, "ARGMAX, EQUAL, SELECT", 2),
-    Conversion("OneHot", reductions.one_hot, "EQUAL, SELECT", 2),
+    Conversion("OneHot", reductions.one_hot, "CAST of floats; EQUAL, SELECT", 2),
     Conversion(
         "CumSum", reductions.cumulative_sum, "BATCH_MATMUL with a triangle of ones; values must be finite", 2
     ),
@@ -338,7 +355,11 @@ Rules for all operators:
   extension.
 - INT64: values are INT32 in the model. Constants must fit, and HAL arithmetic is written only if the bounds of its inputs prove
   that the result fits; otherwise the operator needs the extension. UINT64, UINT32, INT16, UINT16 and whole numbers of 4 and 2 bits
-  are INT32 as well, BFLOAT16 and floats of 8 and 4 bits are float32, and only operations of the extension read them.
+  are INT32 as well, floats of 8 and 4 bits are float32, and only operations of the extension read them.
+- BFLOAT16 is float32 as well. HAL operations move such values, compare them and convert them to other types, which is exact; all
+  other operators need the extension, which rounds its results to BFLOAT16. Weights of BFLOAT16 that the file converts to FLOAT need
+  no operation.
+- Inputs that must have one element type are checked, since values of two types may be the same HAL type.
 - Open extents are given as `dimensions={{"batch": 1}}`, or as `input_shapes` if they have no name. Inputs that determine shapes
   are given as `values` and become constants. If such an input is not constant, its operator and all operators after it need the
   extension, since only the execution knows their extents.

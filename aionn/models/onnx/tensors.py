@@ -54,6 +54,7 @@ OPERAND_TYPES = {
     "float32": OperandType.TENSOR_FLOAT32,
     "float16": OperandType.TENSOR_FLOAT16,
     "float64": OperandType.TENSOR_FLOAT32,
+    "bfloat16": OperandType.TENSOR_FLOAT32,
     "int32": OperandType.TENSOR_INT32,
     "int64": OperandType.TENSOR_INT32,
     "bool": OperandType.TENSOR_BOOL8,
@@ -117,8 +118,8 @@ class Tensor:
     Attributes:
         dtype: ONNX's element type by numpy's name.
         shape: ONNX's shape.
-        array: The value of a constant, of that type and shape; None if the value is known only during an execution. It is never
-            changed.
+        array: The value of a constant, of that shape and of the type ``numpy_type``; None if the value is known only during an
+            execution. It is never changed.
         order: The order of the axes in the first form: axis ``i`` of the form is axis ``order[i]``.
         forms: HAL values by the order of their axes.
         limits: Least and largest possible number, for whole numbers.
@@ -172,4 +173,5 @@ class Tensor:
 
     @property
     def numpy_type(self) -> np.dtype[Any]:
-        return np.dtype(self.dtype)
+        """numpy's type of the elements, or of numbers that carry them where numpy lacks the type."""
+        return np.dtype(CARRIERS.get(self.dtype, self.dtype))

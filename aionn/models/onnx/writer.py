@@ -28,6 +28,7 @@ from aionn.errors import Error, InvalidModel
 from aionn.hal import Model, Operand, OperandLifeTime, OperandType, OperationType, operand_dtype
 from aionn.models.builder import ExtensionCode, GraphBuilder, Value
 from aionn.models.onnx.extension import DTYPES, EXTENSION_NAME, ElementType, number_of
+from aionn.models.onnx.extension.narrow import KINDS, rounded
 from aionn.models.onnx.tensors import (
     EXTENSION_STORED,
     INT32,
@@ -51,6 +52,9 @@ __all__ = ["GraphWriter", "Input"]
 CONSTANT_BYTES_MAX = 640 << 20
 """Largest sum of the constants that the import makes, besides views of the file. The largest classifiers whose weights a file of
 some kilobytes defines by ConstantOfShape have 574 MB of them."""
+
+ROUNDING_BYTES = 48
+"""Memory for each element that is rounded to a type that numpy lacks: float64 numbers, their exponents and quanta."""
 
 OPERATIONS_MAX = 200_000
 """Operations of one model. Large language models have some thousand nodes, of about ten operations each."""
@@ -127,9 +131,22 @@ class GraphWriter:
         self._inputs.add(value)
         return self.tensor(value, dtype, shape)
 
-    def constant(self, array: Array) -> Tensor:
-        """A constant; the model contains only the forms of it that are used."""
-        return Tensor(array.dtype.name, array.shape, array=array)
+    def constant(self, array: Array, dtype: str | None = None) -> Tensor:
+        """A constant; the model contains only the forms of it that are used.
+
+        Args:
+            array: Its elements.
+            dtype: Its element type where numpy lacks that; None means the array's.
+        """
+        return Tensor(dtype or array.dtype.name, array.shape, array=array)
+
+    def rounded(self, array: Array, dtype: str) -> Array:
+        """The elements rounded to a type, in numpy's type or that which carries the values."""
+        if dtype not in KINDS:
+            return array.astype(dtype, copy=False)
+        self.charge(ROUNDING_BYTES * array.size)
+        with np.errstate(all="ignore"):
+            return rounded(array, KINDS[dtype])
 
     def tensor(
         self,
@@ -148,7 +165,7 @@ class GraphWriter:
         array = self._arrays.get(value)
         if array is not None:
             back = tuple(int(axis) for axis in np.argsort(result.order))
-            plain = array.reshape(ordered(shape, result.order)).transpose(back).astype(dtype, copy=False)
+            plain = self.rounded(array.reshape(ordered(shape, result.order)).transpose(back), dtype)
             result = Tensor(dtype, shape, array=plain, order=order)
             if value.operand.scale not in (0.0, 1.0) or value.operand.zero_point:
                 # The form is not kept, since forms of constants are made from unquantised numbers.

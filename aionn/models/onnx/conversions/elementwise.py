@@ -19,7 +19,7 @@ from aionn.models.onnx.tensors import INT32, Inexpressible, Shape, Tensor, store
 from aionn.models.onnx.writer import GraphWriter
 
 __all__ = ["arithmetic", "cast", "clip", "compare", "composed", "direct", "divide", "logical", "modulo", "power", "prelu", "relu",
-           "same", "select", "variadic"]  # fmt: skip
+           "same", "select", "swiglu", "variadic"]  # fmt: skip
 
 Limits = tuple[int, int]
 
@@ -279,7 +279,7 @@ def _with_shape(g: GraphWriter, x: Tensor, shape: Shape) -> Tensor:
     if x.shape == shape:
         return x
     if x.array is not None:
-        return g.constant(x.array.reshape(shape))
+        return g.constant(x.array.reshape(shape), x.dtype)
     return g.tensor(g.reshaped(g.form(x), stored_shape(shape)), x.dtype, shape, limits=x.limits)
 
 
@@ -334,6 +334,19 @@ def _rounds_up(x: Formula, y: Formula, quotient: Formula) -> Formula:
     rest = (x - quotient * y).differs(0)
     negative = x.less(0).differs(y.less(0))
     return rest.both(negative).where(1, 0, quotient)
+
+
+def swiglu(g: GraphWriter, op: Operator) -> Tensor:
+    """The first value times the LOGISTIC of alpha times itself, times the second value; that of float16 in float32."""
+    a, b = op.input(0), op.input(1)
+    need_float(a)
+    both = aligned(g, op, [a, b])
+    x, y = both.formulas()
+    if a.dtype != "float16":
+        return both.tensor(swish(x, op) * y, a.dtype)
+    wide = g.described("float32")
+    product = swish(x.cast(wide), op) * y.cast(wide)
+    return both.tensor(product.cast(g.described("float16")), a.dtype)
 
 
 def modulo(g: GraphWriter, op: Operator) -> Tensor:
@@ -503,6 +516,12 @@ def cast(g: GraphWriter, op: Operator, target: str, source: Tensor | None = None
     x = op.input(0) if source is None else source
     if x.dtype == target:
         return x
+    if "bfloat16" in (x.dtype, target) and target in ("bfloat16", "float32", "float64"):
+        if x.array is not None:
+            return g.constant(g.rounded(x.array, target), target)
+        if target == "bfloat16":
+            raise Inexpressible("values that are rounded to BFLOAT16")
+        return _renamed(g, x, target)  # float32 holds them already.
     value = g.form(x, x.order)
     g.check_plain(value)
     like = g.described(target)

@@ -1,4 +1,4 @@
-"""Convolutions, pools and products of matrices.
+"""Convolutions and products of matrices, and the windows that pools have as well.
 
 The operations here take images with channels last; ``writer`` transposes an image of which there is no such form.
 
@@ -15,11 +15,11 @@ import numpy as np
 from aionn.hal import FusedActivation, OperationType
 from aionn.models.builder import Value
 from aionn.models.onnx.formula import Formula, activated, broadcasts_to, expanded
-from aionn.models.onnx.operator import Convert, Operator
-from aionn.models.onnx.tensors import RANK_MAX, Array, Inexpressible, Shape, Tensor, stored_shape
+from aionn.models.onnx.operator import Operator
+from aionn.models.onnx.tensors import Array, Inexpressible, Shape, Tensor, stored_shape
 from aionn.models.onnx.writer import GraphWriter
 
-__all__ = ["conv", "conv_transpose", "gemm", "global_pool", "matmul", "pool"]
+__all__ = ["Window", "check_image", "conv", "conv_transpose", "from_image", "gemm", "image_of", "matmul"]
 
 LAST = (0, 2, 3, 1)
 """The order of the axes of an image with channels last."""
@@ -94,7 +94,7 @@ def _same(
     return [*before, *after]
 
 
-def _image(g: GraphWriter, x: Tensor) -> Value:
+def image_of(g: GraphWriter, x: Tensor) -> Value:
     """The form of an image with channels last; a value with one spatial axis becomes an image of height 1."""
     if x.rank == 4:
         return g.form(x, LAST)
@@ -102,14 +102,18 @@ def _image(g: GraphWriter, x: Tensor) -> Value:
     return g.reshaped(g.form(x, (0, 2, 1)), (n, 1, w, c))
 
 
-def _from_image(g: GraphWriter, x: Tensor, value: Value, shape: Shape) -> Tensor:
+def from_image(
+    g: GraphWriter, x: Tensor, value: Value, dtype: str | None = None, limits: tuple[int, int] | None = None
+) -> Tensor:
+    """The tensor of an image with channels last that was computed from ``x``, which has as many axes."""
+    n, h, w, c = value.operand.dimensions
     if x.rank == 4:
-        return g.tensor(value, x.dtype, shape, order=LAST)
-    n, c, w = shape
-    return g.tensor(g.reshaped(value, (n, w, c)), x.dtype, shape, order=(0, 2, 1))
+        return g.tensor(value, dtype or x.dtype, (n, c, h, w), order=LAST, limits=limits)
+    return g.tensor(g.reshaped(value, (n, w, c)), dtype or x.dtype, (n, c, w), order=(0, 2, 1), limits=limits)
 
 
-def _check_image(op: Operator, x: Tensor) -> None:
+def check_image(op: Operator, x: Tensor) -> None:
+    """Checks that a value is an image of floats with one or two spatial axes."""
     if x.rank < 3:
         op.refuse("input 0", "an image", list(x.shape))
     if x.rank > 4:
@@ -149,7 +153,7 @@ def _bias(g: GraphWriter, op: Operator, like: Value, count: int) -> Value:
 def conv(g: GraphWriter, op: Operator) -> Tensor:
     """CONV_2D, DEPTHWISE_CONV_2D or GROUPED_CONV_2D; its constants can contain a following scale and offset of the channels."""
     x, weights = op.input(0), op.input(1)
-    _check_image(op, x)
+    check_image(op, x)
     groups = op.integer("group", 1)
     channels, depth = x.shape[1], weights.shape[0]
     if weights.rank != x.rank or groups < 1 or channels != weights.shape[1] * groups or depth % groups:
@@ -181,7 +185,7 @@ def _convolved(
     groups = op.integer("group", 1)
     window = Window(op, _kernel(op, weights), x.shape[2:])
     channels, depth = x.shape[1], weights.shape[0]
-    value = _padded(g, _image(g, x), window)
+    value = _padded(g, image_of(g, x), window)
     offsets = g.like(0.0, value, (depth,)) if bias is None else g.form(bias)
     is_depthwise = 1 < groups == channels
     filters = _filters(g, weights, is_depthwise=is_depthwise)
@@ -198,8 +202,7 @@ def _convolved(
         result = g.emit(OperationType.GROUPED_CONV_2D, [value, filters, offsets, *arguments])
     else:
         result = _split_conv(g, [value, filters, offsets], groups, [*window.arguments(), *tail, *dilations])
-    n, h, w, c = result.operand.dimensions
-    return _from_image(g, x, result, (n, c, h, w) if x.rank == 4 else (n, c, w))
+    return from_image(g, x, result)
 
 
 def _filters(g: GraphWriter, weights: Tensor, *, is_depthwise: bool = False) -> Value:
@@ -225,7 +228,7 @@ def _split_conv(g: GraphWriter, values: list[Value], groups: int, arguments: lis
 
 def conv_transpose(g: GraphWriter, op: Operator) -> Tensor:
     x, weights = op.input(0), op.input(1)
-    _check_image(op, x)
+    check_image(op, x)
     groups = op.integer("group", 1)
     kernel = _kernel(op, weights)
     window = Window(op, kernel, x.shape[2:], is_transposed=True)
@@ -237,7 +240,7 @@ def conv_transpose(g: GraphWriter, op: Operator) -> Tensor:
     extra = [0] * (2 - rank) + (op.integers("output_padding") or [0] * rank)
     _transposed_pads(op, window, extra, x)
     depth = weights.shape[1] * groups
-    value = _image(g, x)
+    value = image_of(g, x)
     bias = _bias(g, op, value, depth)
     kernels = weights.array.reshape(*weights.shape[:2], *window.kernel)
     kernels = _spread(g, kernels, window)
@@ -258,8 +261,7 @@ def conv_transpose(g: GraphWriter, op: Operator) -> Tensor:
             for three in zip(images, filters, biases, strict=True)
         ]
         result = g.emit(OperationType.CONCATENATION, [*results, 3])
-    n, h, w, c = result.operand.dimensions
-    return _from_image(g, x, result, (n, c, h, w) if x.rank == 4 else (n, c, w))
+    return from_image(g, x, result)
 
 
 def _transposed_pads(op: Operator, window: Window, extra: list[int], x: Tensor) -> None:
@@ -277,15 +279,13 @@ def _transposed_pads(op: Operator, window: Window, extra: list[int], x: Tensor) 
     for axis in range(2):
         if wanted is not None:
             total = window.strides[axis] * (extents[axis] - 1) + extra[axis] + reach[axis] - wanted[axis]
-            # The specification divides the total into two halves; SAME_UPPER has the larger one at the other end.
-            begin = total - total // 2 if window.mode != "SAME_UPPER" else total // 2
-            if given is not None and window.mode not in ("SAME_UPPER", "SAME_LOWER"):
-                begin = total // 2
+            # The specification divides the total into two halves; SAME_UPPER has the larger one at the other end. Outputs beyond
+            # the windows are at the end, as the test cases have them.
+            half = max(0, total) // 2
+            begin = half if window.mode == "SAME_UPPER" else max(0, total) - half
             pads[axis], pads[axis + 2] = begin, total - begin
         # Output padding adds outputs at the end, which less padding does as well.
         pads[axis + 2] -= extra[axis]
-    if min(pads[:2]) < 0:
-        raise Inexpressible("padding that adds outputs at the beginning")
     window.pads = pads
 
 
@@ -298,114 +298,6 @@ def _spread(g: GraphWriter, kernels: Array, window: Window) -> Array:
     spread[:, :, :: window.dilations[0], :: window.dilations[1]] = kernels
     window.kernel, window.dilations = window.reach, [1, 1]
     return spread
-
-
-# Pools
-
-
-def pool(kind: OperationType) -> Convert:
-    """MAX_POOL_2D, AVERAGE_POOL_2D or L2_POOL_2D."""
-
-    def convert(g: GraphWriter, op: Operator) -> Tensor:
-        x = op.input(0)
-        if kind == OperationType.MAX_POOL_2D and x.dtype in ("uint8", "int8") and x.rank in (3, 4):
-            pass
-        else:
-            _check_image(op, x)
-        kernel = op.integers("kernel_shape")
-        if kernel is None or len(kernel) != x.rank - 2:
-            op.refuse("attribute 'kernel_shape'", f"{x.rank - 2} extents", kernel)
-        if op.wants(1):
-            raise Inexpressible("the places of the largest elements")
-        op.ignore("storage_order")
-        p = op.integer("p", 2)
-        if kind == OperationType.L2_POOL_2D and p != 2:
-            raise Inexpressible(f"a norm of order {p}")
-        counts_padding = bool(op.integer("count_include_pad", 0))
-        rounds_up = bool(op.integer("ceil_mode", 0))
-        window = Window(op, kernel, x.shape[2:])
-        if window.dilations != [1, 1]:
-            raise Inexpressible("a pool with dilation")
-        image = _image(g, x)
-        return _pooled(g, op, x, image, window, kind, counts_padding=counts_padding, rounds_up=rounds_up)
-
-    return convert
-
-
-def _pooled(
-    g: GraphWriter,
-    op: Operator,
-    x: Tensor,
-    image: Value,
-    window: Window,
-    kind: OperationType,
-    *,
-    counts_padding: bool,
-    rounds_up: bool,
-) -> Tensor:
-    extents = image.operand.dimensions[1:3]
-    beyond = [0, 0]
-    if rounds_up:
-        for axis in range(2):
-            beyond[axis] = _beyond(extents[axis], window, axis)
-    pads = list(window.pads)
-    is_explicit = counts_padding or kind == OperationType.L2_POOL_2D
-    if is_explicit and any(pads):
-        # The padding counts as zeros; elements that are only there to round up do not.
-        if kind == OperationType.AVERAGE_POOL_2D and any(beyond):
-            raise Inexpressible("an average that counts padding and is rounded up")
-        table = np.array([[0, 0], [pads[0], pads[2]], [pads[1], pads[3]], [0, 0]], np.int32)
-        image = g.emit(OperationType.PAD_V2, [image, g.constant_value(table), g.scalar(0.0, image)])
-        pads = [0, 0, 0, 0]
-    if kind == OperationType.L2_POOL_2D and any(beyond):
-        table = np.array([[0, 0], [0, beyond[0]], [0, beyond[1]], [0, 0]], np.int32)
-        image = g.emit(OperationType.PAD_V2, [image, g.constant_value(table), g.scalar(0.0, image)])
-        beyond = [0, 0]
-    window.pads = [pads[0], pads[1], pads[2] + beyond[0], pads[3] + beyond[1]]
-    act = int(op.activation)
-    value = g.emit(kind, [image, *window.arguments(), window.kernel[1], window.kernel[0], act])
-    if kind == OperationType.L2_POOL_2D:
-        value = (Formula(g, value) * math.sqrt(math.prod(window.kernel))).value
-    n, h, w, c = value.operand.dimensions
-    return _from_image(g, x, value, (n, c, h, w) if x.rank == 4 else (n, c, w))
-
-
-def _beyond(extent: int, window: Window, axis: int) -> int:
-    """The padding at the end that rounds the number of outputs up, without windows that would begin in that padding."""
-    k, s = window.kernel[axis], window.strides[axis]
-    before, after = window.pads[axis], window.pads[axis + 2]
-    count = -(-(extent + before + after - k) // s) + 1
-    if (count - 1) * s >= extent + before:
-        count -= 1
-    return max(0, (count - 1) * s + k - (extent + before + after))
-
-
-def global_pool(kind: OperationType) -> Convert:
-    """MEAN, REDUCE_MAX, or a sum of squares and its root over all spatial axes."""
-
-    def convert(g: GraphWriter, op: Operator) -> Tensor:
-        x = op.input(0)
-        if x.rank < 3:
-            op.refuse("input 0", "an image", list(x.shape))
-        p = op.integer("p", 2)
-        if kind == OperationType.REDUCE_SUM and p != 2:
-            raise Inexpressible(f"a norm of order {p}")
-        shape = (*x.shape[:2], *(1,) * (x.rank - 2))
-        if x.rank > RANK_MAX:
-            value = g.reshaped(g.form(x), (*x.shape[:2], math.prod(x.shape[2:])))
-            result = _global(Formula(g, value), kind, [2])
-            return g.tensor(g.reshaped(result.value, stored_shape(shape)), x.dtype, shape)
-        places = [place for place, axis in enumerate(x.order) if axis >= 2]
-        result = _global(Formula(g, g.form(x, x.order)), kind, places)
-        return g.tensor(result.value, x.dtype, shape, order=x.order)
-
-    return convert
-
-
-def _global(x: Formula, kind: OperationType, axes: list[int]) -> Formula:
-    if kind == OperationType.REDUCE_SUM:
-        return (x * x).reduced(kind, axes).sqrt()
-    return x.reduced(kind, axes)
 
 
 # Products
@@ -490,7 +382,7 @@ def _matrices(g: GraphWriter, tensor: Tensor, full: Shape, batch: Shape) -> tupl
         if tensor.array is None and tensor.order == swapped:
             return g.form(tensor, swapped), True
         return g.form(tensor), False
-    plain = g.constant(tensor.array.reshape(full)) if tensor.array is not None else None
+    plain = g.constant(tensor.array.reshape(full), tensor.dtype) if tensor.array is not None else None
     if plain is None:
         plain = g.tensor(g.reshaped(g.form(tensor), stored_shape(full)), tensor.dtype, full)
     return expanded(g, plain, (*batch, *full[-2:])), False

@@ -58,7 +58,7 @@ def moved(
     """
     if x.array is not None:
         g.charge(math.prod(shape) * x.array.itemsize)
-        return g.constant(np.ascontiguousarray(move(x.array)))
+        return g.constant(np.ascontiguousarray(move(x.array)), x.dtype)
     if 0 in shape:
         raise Inexpressible("a value without elements")
     reason = None
@@ -83,7 +83,7 @@ def _reshaped(g: GraphWriter, x: Tensor, shape: Shape) -> Tensor:
     if x.array is not None:
         if not x.array.flags.c_contiguous:
             g.charge(x.array.nbytes)  # A view, such as one number repeated, is copied.
-        return g.constant(x.array.reshape(shape))
+        return g.constant(x.array.reshape(shape), x.dtype)
     return g.tensor(g.reshaped(g.form(x), stored_shape(shape)), x.dtype, shape, limits=x.limits)
 
 
@@ -156,7 +156,7 @@ def transpose(g: GraphWriter, op: Operator) -> Tensor:
 def transposed(g: GraphWriter, x: Tensor, permutation: Order) -> Tensor:
     """A tensor whose axis ``i`` is axis ``permutation[i]``."""
     if x.array is not None:
-        return g.constant(x.array.transpose(permutation))
+        return g.constant(x.array.transpose(permutation), x.dtype)
 
     def renamed(order: Order) -> Order:
         return tuple(permutation.index(axis) for axis in order)
@@ -204,7 +204,7 @@ def concat(g: GraphWriter, op: Operator) -> Tensor:
     arrays = [t.array for t in tensors if t.array is not None]
     if len(arrays) == len(tensors):
         g.charge(math.prod(shape) * arrays[0].itemsize)
-        return g.constant(np.concatenate(arrays, axis))
+        return g.constant(np.concatenate(arrays, axis), first.dtype)
     low, high = min(t.limits[0] for t in tensors), max(t.limits[1] for t in tensors)
     order = next((t.order for t in tensors if t.array is None and not t.is_plain), tuple(range(first.rank)))
     views = [_view(g, t, axis, order) for t in tensors]
@@ -394,12 +394,13 @@ def pad(g: GraphWriter, op: Operator) -> Tensor:
 def _padded(g: GraphWriter, x: Tensor, widths: list[tuple[int, int]], shape: Shape, fill: float) -> Tensor:
     if x.array is not None:
         g.charge(math.prod(shape) * x.array.itemsize)
-        return g.constant(np.pad(x.array, widths, constant_values=fill))
-    low, high = (min(x.limits[0], int(fill)), max(x.limits[1], int(fill))) if not x.is_float else x.limits
-    if x.rank <= RANK_MAX and (x.is_float or x.dtype in ("uint8", "int8")):
+        return g.constant(np.pad(x.array, widths, constant_values=fill), x.dtype)
+    is_real = x.numpy_type.kind == "f"
+    low, high = x.limits if is_real else (min(x.limits[0], int(fill)), max(x.limits[1], int(fill)))
+    if x.rank <= RANK_MAX and (is_real or x.dtype in ("uint8", "int8")):
         value = g.form(x, x.order)
         table = g.constant_value(np.array([widths[axis] for axis in x.order], np.int32))
-        number = g.scalar(fill, value) if x.is_float else int(fill)
+        number = g.scalar(fill, value) if is_real else int(fill)
         value = g.emit(OperationType.PAD_V2, [value, table, number])
         return g.tensor(value, x.dtype, shape, order=x.order)
     g.charge(9 * math.prod(shape))
@@ -447,7 +448,8 @@ def expand(g: GraphWriter, op: Operator) -> Tensor:
     if x.array is not None:
         if math.prod(shape) * x.array.itemsize >= 2**32:
             op.refuse("shape", "less than 2**32 bytes", list(shape))
-        return g.constant(np.broadcast_to(x.array, shape))  # A view, which takes no memory until it is used.
+        # A view, which takes no memory until it is used.
+        return g.constant(np.broadcast_to(x.array, shape), x.dtype)
     if 0 in shape:
         raise Inexpressible("a value without elements")
     order = x.order if x.rank == len(shape) else tuple(range(len(shape)))
@@ -467,7 +469,7 @@ def trilu(g: GraphWriter, op: Operator) -> Tensor:
         np.triu(np.ones((rows, columns), bool), k) if upper else np.tril(np.ones((rows, columns), bool), k)
     )
     if x.array is not None:
-        return g.constant(np.where(stays, x.array, np.zeros((), x.array.dtype)))
+        return g.constant(np.where(stays, x.array, np.zeros((), x.array.dtype)), x.dtype)
     if x.size == 0:
         raise Inexpressible("a value without elements")
     mask = g.constant_value(np.broadcast_to(stays, x.shape))

@@ -52,7 +52,7 @@ def gather(g: GraphWriter, op: Operator) -> Tensor:
     if x.array is not None and indices.array is not None:
         _whole_indices(g, op, indices, x.shape[axis])
         g.charge(math.prod(shape) * x.array.itemsize)
-        return g.constant(np.take(x.array, indices.array, axis))
+        return g.constant(np.take(x.array, indices.array, axis), x.dtype)
     if 0 in shape:
         raise Inexpressible("a value without elements")
     places = _whole_indices(g, op, indices, x.shape[axis])

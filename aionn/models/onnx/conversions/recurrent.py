@@ -66,7 +66,7 @@ class _Layer:
         """The elements of a direction's weights from row ``first`` on, in a shape."""
         row = sliced(g, sliced(g, tensor, 0, direction, 1), 1, first, shape[0])
         if row.array is not None:
-            return g.constant(row.array.reshape(shape))
+            return g.constant(row.array.reshape(shape), row.dtype)
         return g.tensor(g.reshaped(g.form(row), shape), row.dtype, shape)
 
     def bias(self, g: GraphWriter, op: Operator, direction: int, gate: int) -> Value:

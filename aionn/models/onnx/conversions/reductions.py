@@ -104,7 +104,7 @@ def reduction(
         if x.rank == 0:
             axes = []
         if x.size == 0:
-            raise Inexpressible("a reduction of no elements")
+            return _of_nothing(g, op, x, axes, keeps=keeps)
         limits = _limits(op, x, axes)
         value, places = _view(g, x, axes)
         if x.rank == 0:
@@ -113,6 +113,30 @@ def reduction(
         return _result(g, x, result.value, axes, keeps=keeps, dtype=x.dtype, limits=limits)
 
     return convert
+
+
+EMPTY: dict[str, float] = {
+    "ReduceSum": 0.0, "ReduceProd": 1.0, "ReduceMax": -math.inf, "ReduceMin": math.inf, "ReduceL1": 0.0, "ReduceL2": 0.0,
+    "ReduceSumSquare": 0.0, "ReduceLogSum": -math.inf, "ReduceLogSumExp": -math.inf,
+}  # fmt: skip
+"""The result of a reduction of no elements, by operator; the mean of none is not defined."""
+
+
+def _of_nothing(g: GraphWriter, op: Operator, x: Tensor, axes: list[int], *, keeps: bool) -> Tensor:
+    """The constant result of a reduction of a value without elements."""
+    number = EMPTY.get(op.type)
+    if number is None:
+        raise Inexpressible("a reduction of no elements")
+    kind = x.numpy_type
+    if kind.kind == "b":
+        number = number > 0
+    elif kind.kind in "iu":
+        number = int(np.clip(number, np.iinfo(kind).min, np.iinfo(kind).max))
+    shape = tuple(
+        1 if axis in axes else extent for axis, extent in enumerate(x.shape) if keeps or axis not in axes
+    )
+    g.charge(math.prod(shape) * kind.itemsize)
+    return g.constant(np.full(shape, number, kind), x.dtype)
 
 
 def _limits(op: Operator, x: Tensor, axes: list[int]) -> tuple[int, int]:
@@ -301,6 +325,9 @@ def one_hot(g: GraphWriter, op: Operator) -> Tensor:
     axis = op.axis(op.integer("axis", -1), indices.rank + 1)
     if depth < 1 or sides.size != 2:
         op.refuse("depth and values", "a positive number and two values", f"{depth}, {sides.size}")
+    if indices.is_float:
+        value = g.emit(OperationType.CAST, [g.form(indices, indices.order)], g.described("int32"))
+        indices = g.tensor(value, "int32", indices.shape, order=indices.order)
     if indices.dtype not in ("int32", "int64"):
         raise Inexpressible(f"indexes of type {indices.dtype}")
     shape = (*indices.shape[:axis], depth, *indices.shape[axis:])

@@ -18,14 +18,14 @@ from aionn.errors import InvalidModel
 from aionn.models.onnx.extension.records import AttributeTensor, ValueType
 from aionn.models.onnx.schema import DataType
 
-__all__ = ["Application", "Shape", "Unknown"]
+__all__ = ["NUMBERS_MAX", "Application", "Shape", "Unknown"]
 
 Shape = tuple[int, ...]
 
 
 NUMBERS_MAX = 1 << 10
-"""Most numbers of a constant that a rule reads: axes, extents, bounds or parts. The product of a thousand takes milliseconds, that
-of 65,000 half a minute."""
+"""Most numbers of a constant list of axes, extents, bounds or parts; the longest of real models are the parts of a Split, some
+hundred. The product of a thousand takes milliseconds, that of 65,000 half a minute."""
 
 
 class Unknown(Exception):

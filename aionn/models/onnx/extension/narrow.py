@@ -16,7 +16,7 @@ import numpy.typing as npt
 from aionn.models.onnx.constants import DTYPE_NAMES
 from aionn.models.onnx.schema import DataType
 
-__all__ = ["CARRIERS", "NAMES", "NARROW", "Narrow", "carrier_of", "rounded"]
+__all__ = ["CARRIERS", "KINDS", "NAMES", "NARROW", "Narrow", "carrier_of", "rounded"]
 
 Array = npt.NDArray[Any]
 
@@ -60,6 +60,9 @@ NAMES: dict[DataType, str] = DTYPE_NAMES | {kind: narrow.name for kind, narrow i
 
 CARRIERS = {narrow.name: narrow.carrier for narrow in NARROW.values()}
 """The type that carries the values, by name."""
+
+KINDS = {narrow.name: kind for kind, narrow in NARROW.items()}
+"""ONNX's number of each type in ``NARROW``, by name."""
 
 
 def carrier_of(data_type: int) -> np.dtype[Any]:

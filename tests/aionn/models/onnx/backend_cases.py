@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from aionn.models.onnx.extension.narrow import NAMES
+from aionn.models.onnx.schema import DataType, read_model
+
 Array = np.ndarray[Any, Any]
 
 RTOL, ATOL = 1e-3, 1e-7
@@ -22,6 +25,44 @@ RTOL, ATOL = 1e-3, 1e-7
 MISSING = "the onnx package is not installed: pip install --group onnx"
 
 FOLDERS = ("simple", "pytorch-converted", "pytorch-operator")
+
+TIERS = {
+    "0": {
+        "BitCast", "BlackmanWindow", "Constant", "ConstantOfShape", "Dropout", "EyeLike", "HammingWindow", "HannWindow",
+        "Identity", "Range", "Shape", "Size",
+    },
+    "1": {
+        "Abs", "Add", "And", "ArgMax", "ArgMin", "AveragePool", "Cast", "CastLike", "Concat", "Conv", "ConvTranspose",
+        "DepthToSpace", "DequantizeLinear", "Div", "Elu", "Equal", "Exp", "Expand", "Flatten", "Floor", "Gather", "Gemm",
+        "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "Greater", "GreaterOrEqual", "HardSwish", "LRN", "LSTM",
+        "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "LpNormalization", "LpPool", "MatMul", "MaxPool", "Mul", "Neg",
+        "Not", "Or", "PRelu", "Pad", "Pow", "QLinearConv", "QLinearMatMul", "QuantizeLinear", "RNN", "ReduceMax", "ReduceMean",
+        "ReduceMin", "ReduceProd", "ReduceSum", "Relu", "Reshape", "Resize", "Sigmoid", "Sin", "Slice", "Softmax",
+        "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Tanh", "Tile", "TopK", "Transpose", "Unsqueeze", "Upsample",
+        "Where", "Xor",
+    },
+    "2": {
+        "BatchNormalization", "Ceil", "Celu", "CenterCropPad", "Clip", "Cos", "Cosh", "CumSum", "Erf", "GatherElements", "Gelu",
+        "GroupNormalization", "HardSigmoid", "Hardmax", "InstanceNormalization", "IsInf", "IsNaN", "LayerNormalization", "Max",
+        "Mean", "MeanVarianceNormalization", "Min", "Mish", "Mod", "OneHot", "RMSNormalization", "Reciprocal", "ReduceL1",
+        "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare", "RoiAlign", "RotaryEmbedding", "Round", "Selu",
+        "Shrink", "Sign", "Sinh", "Softplus", "Softsign", "Sum", "SwiGLU", "Swish", "Tan", "ThresholdedRelu", "Trilu",
+    },
+    "C": {"If", "Loop", "Scan"},
+}  # fmt: skip
+"""Operators that HAL operations express for the types and ranks that the HAL has: 0 as no operation, 1 as one of them, 2 as a
+composition, C as control flow."""
+
+HAL_TYPES = {"float32", "float16", "int32", "int64", "bool", "uint8", "int8"}
+HAL_RANK_MAX = 4
+
+BYTES_MOVED = {
+    "Cast", "CastLike", "CenterCropPad", "Clip", "Concat", "ConstantOfShape", "DepthToSpace", "DequantizeLinear", "Dropout",
+    "Equal", "Expand", "EyeLike", "Flatten", "Gather", "Identity", "Max", "MaxPool", "Min", "OneHot", "Pad", "QLinearConv",
+    "QLinearMatMul", "QuantizeLinear", "Reshape", "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile",
+    "Transpose", "Trilu", "Unsqueeze", "Where",
+}  # fmt: skip
+"""Operators that do no arithmetic on numbers of 8 bits, which wraps around in ONNX and ends at the largest number in the HAL."""
 
 
 class Case(NamedTuple):
@@ -36,6 +77,25 @@ class Case(NamedTuple):
     def is_plain(self) -> bool:
         """Whether the operator is not written as the function that defines it."""
         return "_expanded" not in self.name
+
+    @property
+    def tier(self) -> str:
+        """The tier in ``TIERS``; empty where an operator is in none, or the HAL lacks a type or the rank."""
+        graph = read_model(self.data).graph
+        operators = {node.op_type if not node.domain else "" for node in graph.nodes}
+        tiers = [name for name, listed in TIERS.items() if operators & listed]
+        if not operators <= set().union(*TIERS.values()):
+            return ""
+        infos = (*graph.inputs, *graph.outputs)
+        if any(info.kind != "tensor" for info in infos):
+            return ""
+        types = {NAMES.get(DataType(info.data_type), "") for info in infos}
+        is_moved = operators <= BYTES_MOVED | {"Constant"}
+        if not types <= HAL_TYPES or (types & {"uint8", "int8"} and not is_moved):
+            return ""
+        if max((array.ndim for array in (*self.inputs, *self.outputs)), default=0) > HAL_RANK_MAX:
+            return ""
+        return max(tiers)
 
 
 def _array(value: Any) -> Array:

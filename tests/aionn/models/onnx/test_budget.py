@@ -127,7 +127,7 @@ CASES = {
     ),
     "Range": (
         [node("Range", ["a", "n", "b"], ["r"]), node("Add", ["x", "r"], ["y"])],
-        x(1),
+        x(1, kind=DataType.INT16),
         {"a": np.array(0, np.int16), "b": np.array(1, np.int16), "n": np.array(1 << 14, np.int16)},
     ),
 }  # fmt: skip

@@ -460,3 +460,85 @@ def test_aligned_corners_use_the_length_before_it_is_rounded_down():
     ]
     (found,) = evaluate(nodes, {"x": x}, ["y"], {"s": np.array([1, 1, 1, scale], np.float32)})
     np.testing.assert_allclose(found[0, 0, 0], np.arange(6) * 4 / (5 * scale - 1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "expected"),
+    [
+        ("ReduceSum", 0),
+        ("ReduceProd", 1),
+        ("ReduceMax", -np.inf),
+        ("ReduceMin", np.inf),
+        ("ReduceL1", 0),
+        ("ReduceL2", 0),
+        ("ReduceSumSquare", 0),
+        ("ReduceLogSum", -np.inf),
+        ("ReduceLogSumExp", -np.inf),
+    ],
+)
+@pytest.mark.parametrize(("keepdims", "shape"), [(0, (2, 4)), (1, (2, 1, 4))])
+def test_reductions_of_no_elements(op_type, expected, keepdims, shape):
+    nodes = [node(op_type, ["none", "axes"], ["r"], keepdims=keepdims), node("Add", ["x", "r"], ["y"])]
+    constants = {"none": np.zeros((2, 0, 4), np.float32), "axes": np.array([1])}
+    (y,) = evaluate(nodes, {"x": np.zeros(shape, np.float32)}, ["y"], constants)
+    np.testing.assert_array_equal(y, np.full(shape, expected, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("op_type", "dtype", "expected"),
+    [
+        ("ReduceMax", np.int32, -(2**31)),
+        ("ReduceMin", np.int32, 2**31 - 1),
+        ("ReduceMax", bool, False),
+        ("ReduceMin", bool, True),
+    ],
+)
+def test_extremes_of_no_elements_are_the_ends_of_the_type(op_type, dtype, expected):
+    nodes = [node(op_type, ["none", "axes"], ["r"], keepdims=0), node("Where", ["x", "r", "r"], ["y"])]
+    constants = {"none": np.zeros((0, 2), dtype), "axes": np.array([0])}
+    (y,) = evaluate(nodes, {"x": np.array([True, False])}, ["y"], constants)
+    assert y.tolist() == [expected] * 2
+
+
+def test_a_mean_of_no_elements_is_rejected():
+    nodes = [node("ReduceMean", ["none", "axes"], ["r"], keepdims=0), node("Add", ["x", "r"], ["y"])]
+    constants = {"none": np.zeros((0, 2), np.float32), "axes": np.array([0])}
+    data = file(nodes, [info("x", np.zeros(2, np.float32))], ["y"], constants)
+    with pytest.raises(InvalidModel, match="a reduction of no elements"):
+        load_onnx(data)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_swiglu(dtype):
+    a, b = IMAGE.astype(dtype), IMAGE[0, :, ::-1].astype(dtype)
+    wide = a.astype(np.float64)
+    expected = wide / (1 + np.exp(-0.5 * wide)) * b
+    found = one("SwiGLU", {"a": a, "b": b}, opset=28, alpha=0.5)
+    np.testing.assert_allclose(found, expected, *((1e-5, 1e-6) if dtype == np.float32 else (2e-3, 2e-3)))
+
+
+def test_indexes_of_one_hot_may_be_floats():
+    x = np.array([[1, 9], [2, -4]], np.float32)
+    y = one("OneHot", {"x": x}, {"depth": np.float32(10), "values": np.float32([1, 3])}, opset=11, axis=1)
+    assert y.shape == (2, 10, 2) and np.argwhere(y == 3).tolist() == [
+        [0, 1, 0],
+        [0, 9, 1],
+        [1, 2, 0],
+        [1, 6, 1],
+    ]
+
+
+def test_batch_normalization_in_training():
+    scale, bias, mean, variance = (RANDOM.uniform(0.5, 2, 4).astype(np.float32) for _ in range(4))
+    names = ["x", "scale", "bias", "mean", "variance"]
+    nodes = [
+        node("BatchNormalization", names, ["y", "m", "v"], training_mode=1, momentum=0.75, epsilon=1e-2),
+    ]
+    constants = {"scale": scale, "bias": bias, "mean": mean, "variance": variance}
+    y, m, v = evaluate(nodes, {"x": IMAGE}, ["y", "m", "v"], constants)
+    own, spread = IMAGE.mean((0, 2, 3)), IMAGE.var((0, 2, 3))
+    across = (4, 1, 1)
+    normal = (IMAGE - own.reshape(across)) / np.sqrt(spread + 1e-2).reshape(across)
+    np.testing.assert_allclose(y, normal * scale.reshape(across) + bias.reshape(across), 1e-4, 1e-5)
+    np.testing.assert_allclose(m, mean * 0.75 + own * 0.25, 1e-5, 1e-6)
+    np.testing.assert_allclose(v, variance * 0.75 + spread * 0.25, 1e-5, 1e-6)
