@@ -28,6 +28,7 @@ from aionn.scheduler.bandwidth import NO_STALLS, BandwidthServer, Frame, Label, 
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.ledger import RESERVATIONS_MAX, Ledger, ReservableSlot, Reservation
+from aionn.scheduler.reservations.windows import PhasedServer
 
 __all__ = ["DeviceReservations", "FrameArrival", "Held", "Measured"]
 
@@ -56,7 +57,7 @@ class Held:
         lost_count: Number of those of them that were lost.
         lost: The label of the last one of these; None without one.
         end: Why it ended: ``released``, ``withdrawn`` (the device has failed), ``silent`` (no frame came, and others asked for the
-            time); empty while it is in force.
+            time), ``astray`` (the source has left its phase, and there is no room where it is now); empty while it is in force.
     """
 
     __slots__ = ("end", "in_progress", "lost", "lost_count", "measured", "model", "reservation", "server")
@@ -139,6 +140,7 @@ class FrameArrival:
         """See ``BandwidthServer.arrive``."""
         held = self.held
         self._owner.seen(held, now_ns)
+        self._owner.look(held, now_ns, deadline_ns)
         self.frame = held.server.arrive(now_ns, deadline_ns)
         return self.frame
 
@@ -150,8 +152,7 @@ class FrameArrival:
             self.held.lost_count -= 1
             if not self.held.lost_count:
                 self.held.lost = None
-        if self.held.end and not self.held.in_progress:
-            self._owner.free(self.held)
+        self._owner.frame_ended(self.held)
 
 
 class DeviceReservations:
@@ -178,6 +179,7 @@ class DeviceReservations:
         self._held: dict[int, Held] = {}
         self._models: dict[Hashable, str] = {}
         self._counted: set[str] = set()
+        self._moving: dict[int, Held] = {}  # Sources that were seen at another phase.
         self.is_up = True
         self.refusals = dict.fromkeys(("no_time", "device_down", "too_many"), 0)
         self.labels = dict.fromkeys(Label, 0)
@@ -207,18 +209,36 @@ class DeviceReservations:
 
     # --- Admission and end ---
 
-    def admit(self, terms: StreamTerms, measured: Measured, model: Hashable, *, now_ns: int) -> Held:
-        """Reserves time for a stream on the first slot with room.
+    def admit(
+        self,
+        terms: StreamTerms,
+        measured: Measured,
+        model: Hashable,
+        *,
+        now_ns: int,
+        chooses_phase: bool = False,
+    ) -> Held:
+        """Reserves time for a stream on the first slot with room; ``chooses_phase`` as for ``Ledger.admit``.
 
         Raises:
             NotAdmitted: No slot has; with the reason and what would fit.
         """
         self._prepare_admission(model, now_ns)
         with self._refusals_counted():
-            reservation = self._ledger.admit(terms, self._costs(measured), now_ns=now_ns)
+            reservation = self._ledger.admit(
+                terms, self._costs(measured), now_ns=now_ns, chooses_phase=chooses_phase
+            )
         return self._begin(reservation, measured, model)
 
-    def change(self, old: Held, terms: StreamTerms, measured: Measured, *, now_ns: int) -> Held:
+    def change(
+        self,
+        old: Held,
+        terms: StreamTerms,
+        measured: Measured,
+        *,
+        now_ns: int,
+        chooses_phase: bool = False,
+    ) -> Held:
         """Reserves time for new terms, before the old reservation ends: the caller ends it. Where the new terms demand no more, the
         old reservation has them from now on, and is returned.
 
@@ -228,11 +248,15 @@ class DeviceReservations:
         self._prepare_admission(old.model, now_ns, keep=old)
         if old.end:
             with self._refusals_counted():
-                reservation = self._ledger.admit(terms, self._costs(measured), now_ns=now_ns)
+                reservation = self._ledger.admit(
+                    terms, self._costs(measured), now_ns=now_ns, chooses_phase=chooses_phase
+                )
             return self._begin(reservation, measured, old.model)
         number = old.reservation.number
         with self._refusals_counted():
-            reservation = self._ledger.change(number, terms, self._costs(measured), now_ns=now_ns)
+            reservation = self._ledger.change(
+                number, terms, self._costs(measured), now_ns=now_ns, chooses_phase=chooses_phase
+            )
         if reservation.number != number:
             return self._begin(reservation, measured, old.model)
         old.reservation = reservation
@@ -313,6 +337,56 @@ class DeviceReservations:
         if self._held.pop(number, None) is not None:
             self._ledger.release(number)
             self._changed()
+
+    # --- Phases ---
+
+    def look(self, held: Held, now_ns: int, deadline_ns: int | None) -> None:
+        """A frame of a reservation comes: with a phase, its capture is looked at, and the first one may move the phase."""
+        server = held.server
+        if not isinstance(server, PhasedServer) or held.end:
+            return
+        is_first = server.captured_ns is None
+        server.look(now_ns, deadline_ns)
+        if server.wanted_ns is None:
+            return
+        if is_first:
+            self._move(held, server)
+        else:
+            self._moving[held.reservation.number] = held
+
+    def frame_ended(self, held: Held) -> None:
+        """Neither the dispatcher nor the device has a frame any more. Phases move when no reserved frame of a slot is in progress:
+        see ``Ledger.move``."""
+        if held.end and not held.in_progress:
+            self.free(held)
+        if not self._moving:
+            return
+        slot = held.reservation.slot
+        if any(other.in_progress for other in self._held.values() if other.reservation.slot == slot):
+            return
+        for moving in [m for m in self._moving.values() if m.reservation.slot == slot]:
+            del self._moving[moving.reservation.number]
+            if isinstance(moving.server, PhasedServer) and not moving.end:
+                self._move(moving, moving.server)
+
+    def _move(self, held: Held, server: PhasedServer) -> None:
+        """Has a reservation follow its source; where there is no room, and the source has left its windows, it ends."""
+        if server.wanted_ns is None:
+            return
+        phase_ns = server.wanted_ns % server.period_ns
+        found = self._ledger.move(held.reservation.number, phase_ns)
+        if found is not None:
+            held.reservation = found
+            server.move(phase_ns)
+            self._changed()
+        elif server.is_astray:
+            held.end = "astray"
+            server.is_withdrawn = True
+            self._ledger.lose(held.reservation.number)
+            self._held.pop(held.reservation.number, None)
+            self._changed()
+
+    # --- The end by the device ---
 
     def withdraw(self) -> None:
         """The device has failed: all reservations end, and none is made until ``restore``."""
