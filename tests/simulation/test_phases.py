@@ -11,12 +11,12 @@ from aionn.scheduler.admission import SHARE_PPM, Demand, SlotCost, SlotTest, Str
 from aionn.scheduler.ledger import Reservation
 from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.scheduler.reservations import phases
-from aionn.simulation.checkers import broken_guarantees
-from aionn.simulation.engine import Engine
+from aionn.simulation.checkers import breaches, broken_guarantees
+from aionn.simulation.engine import Engine, prepare
 from aionn.simulation.phasings import PHASINGS, phased_arrivals
 from aionn.simulation.reservations import Admission
 from aionn.simulation.scenario import Scenario
-from aionn.simulation.workload import Stream, Workload
+from aionn.simulation.workload import Stream, Workload, workload_from_text
 from benchmarks.guarantees import Drawn
 
 MS = 1_000_000
@@ -204,3 +204,62 @@ def test_test_without_a_part_admits_a_set_that_loses_frames(monkeypatch, mutatio
     assert not breaks(range(6), **settings)
     mutation(monkeypatch)
     assert breaks(range(60), **settings)
+
+
+# --- Workloads ----------------------------------------------------------------------------------------------------------------
+
+TEXT = """
+name = "phases"
+duration_s = 2.0
+devices = ["lane"]
+[[device]]
+name = "lane"
+rates = {int8 = 1e9}
+memory_bandwidth = 1e9
+preemption = "none"
+[[model]]
+name = "cam"
+operations = 4
+arithmetic = 4e6
+data_type = "int8"
+"""
+STREAM = """
+[[stream]]
+name = "NAME"
+model = "cam"
+rate_per_s = 30
+phase_s = PHASE
+jitter_s = 0.0005
+deadline_s = 0.010
+guarantee = "phased"
+"""
+
+
+def ran(phases_s):
+    streams = [STREAM.replace("NAME", f"c{i}").replace("PHASE", str(s)) for i, s in enumerate(phases_s)]
+    engine = Engine(prepare(workload_from_text(TEXT + "".join(streams)), 1), PlanPolicy(), record=True)
+    engine.run()
+    return engine
+
+
+def test_workload_with_phases_that_are_spread_is_admitted_whole_and_loses_no_frame():
+    engine = ran([0.0051 * index for index in range(6)])
+    assert len(engine.admission.reservations) == 6
+    assert breaches(engine, ages=False) == []
+    assert {outcome.kind for outcome in engine.outcomes} == {"on_time"}
+    assert {frame.label for frame in engine.frames.values()} == {None}
+
+
+def test_workload_with_phases_that_come_together_is_refused_in_part():
+    engine = ran([0.005] * 4)
+    assert len(engine.admission.reservations) == 1
+    assert all("with captures" in text for text in engine.admission.refusals.values())
+    assert breaches(engine, ages=False) == []
+
+
+def test_guarantee_by_phases_needs_periodic_arrivals():
+    text = TEXT + STREAM.replace("NAME", "c").replace("PHASE", "0").replace(
+        "rate_per_s = 30", 'rate_per_s = 30\nperiod_s = 0.03\narrivals = "poisson"'
+    )
+    with pytest.raises(ValueError, match="arrivals: expected periodic"):
+        workload_from_text(text)
