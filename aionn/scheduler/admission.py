@@ -222,7 +222,7 @@ class Verdict(msgspec.Struct, frozen=True):
         own_ppm: That of the new one.
         cap_ppm: The share that may be reserved.
         at_ns: The tightest time; 0 where the share decides.
-        held_ns: The demand of the streams that were there, up to that time.
+        held_ns: The demand of the streams that were there, up to that time; where phases decide and the streams fit, of all.
         own_ns: The demand of the new one.
         blocking_ns: The blocking at that time.
         blocker: Name of the stream or model that blocks; empty where none does.
@@ -344,13 +344,8 @@ class SlotTest:
         slack = times - demand - blocking
         tightest = int(np.argmin(slack))
         at_ns, slack_ns = int(times[tightest]), int(slack[tightest])
-        held_ns = all_ns = int(demand[tightest])
-        if new is not None:
-            alone = self._by_phases(self.held, at_ns)
-            if alone is None:
-                held_ns = int(sum(_demand_at(times[tightest : tightest + 1], held)[0] for held in self.held))
-            else:
-                held_ns = int(alone[1][0])
+        all_ns = int(demand[tightest])
+        held_ns = all_ns if new is None or slack_ns >= 0 else self._held_ns(at_ns)
         blocking_ns = int(blocking[tightest])
         pieces = [
             *self.lower,
@@ -371,6 +366,22 @@ class SlotTest:
             slack_ns,
             max(0, int((times - demand).min())),
         )
+
+    def _held_ns(self, at_ns: int) -> int:
+        """The demand of the streams that are there up to one time."""
+        found = self._by_phases(self.held, at_ns)
+        if found is not None:
+            return int(found[1][0])
+        times = np.array([at_ns], np.int64)
+        return sum(int(_demand_at(times, held)[0]) for held in self.held)
+
+    def fits(self, new: Demand) -> bool:
+        """Whether a new stream fits, without the reason: half the time where streams have phases."""
+        found = self._in_all_phases(new)
+        if found.fits or found.limit == "share":
+            return found.fits
+        by_phases = self._by_phases((*self.held, new))
+        return by_phases is not None and bool((by_phases[0] - by_phases[1] >= by_phases[2]).all())
 
     def with_piece(self, name: str, piece_ns: int) -> SlotTest:
         """The same with no longer pieces than ``piece_ns`` of one stream or model."""

@@ -42,7 +42,7 @@ def counter_offers(test: SlotTest, new: Demand, verdict: Verdict, *, tries_phase
 
     def with_terms(deadline_ns: int, period_ns: int) -> bool:
         changed = msgspec.structs.replace(terms, deadline_ns=deadline_ns, period_ns=period_ns)
-        return test.verdict(Demand(changed, cost)).fits
+        return test.fits(Demand(changed, cost))
 
     deadline_ns = period_ns = shift_ns = None
     if tries_phases and terms.phase_ns is not None:
@@ -72,7 +72,7 @@ def fitting_phase(test: SlotTest, new: Demand) -> StreamTerms | None:
         # An equal time, not before 0.
         phase_ns = opens_ns + new.terms.tolerance_ns
         terms = msgspec.structs.replace(new.terms, phase_ns=phase_ns)
-        if test.verdict(Demand(terms, new.cost)).fits:
+        if test.fits(Demand(terms, new.cost)):
             return terms
     return None
 

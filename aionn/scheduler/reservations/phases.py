@@ -152,12 +152,15 @@ def _at_or_after(times: _Times, opens: _Times, period_ns: int) -> _Times:
 
 
 def _longest_pieces(limits: _Times, pieces: _Times, lengths: _Times) -> _Times:
-    """By position and length, the longest of the pieces whose limit is above the length."""
+    """By position and length, the longest of the pieces whose limit is above the length; lengths ascend."""
+    order = np.argsort(-pieces, kind="stable")
+    # From the longest piece on, only a later limit adds lengths at which a piece is the longest.
+    until = np.maximum.accumulate(limits[:, order], axis=1)
+    longest = np.append(pieces[order], 0)
     found = np.zeros_like(lengths)
-    for row, (limit, length) in enumerate(zip(limits, lengths, strict=True)):
-        order = np.argsort(limit, kind="stable")
-        longest = np.append(np.maximum.accumulate(pieces[order][::-1])[::-1], 0)
-        found[row] = longest[np.searchsorted(limit[order], length, side="right")]
+    for row in range(len(lengths)):
+        first = np.searchsorted(until[row], lengths[row], side="right")
+        found[row] = longest[first]
     return found
 
 
