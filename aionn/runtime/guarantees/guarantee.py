@@ -4,7 +4,7 @@ Owns when the device is measured, and the reservation that the stream has now. `
 ``stream`` the results.
 
 Invariants:
-1. Nothing is reserved before ``admit`` returns, and nothing after ``end``, once the device is done with the last frame.
+1. Nothing is reserved before ``admit`` returns, and nothing after ``end``, once no frame of the slot is in progress.
 2. A change that is not admitted leaves everything as it was.
 3. A device that fails under a frame loses all of its reservations; its next admission measures it first.
 4. A reservation whose frames overrun grows to what was learnt of them, if that fits: a device is slower beside other work than when

@@ -1,13 +1,14 @@
 """The reservations of one device in this application: admission, the frames in progress, withdrawal, the limit of best effort.
 
 Owns the step from the ledger to the dispatcher: each reservation's server, the longest best-effort executions that a new one
-counts with, and the release of a reservation when the device is done with its last frame. Pure: ``now`` is an argument.
+counts with, and the release of a reservation when no frame of its slot is in progress. Pure: ``now`` is an argument.
 
 As long as time is reserved on a device, it is sent one execution per slot, in the order of the dispatcher. So each frame is one
 piece, also where the device can preempt: the device's own queue knows no reserved frames.
 
 Invariants:
-1. A reservation that has ended covers no frame, and its time is free when the device is done with its last one.
+1. A reservation that has ended covers no frame, and its time is free when no reserved frame of its slot is in progress: until then
+   frames that it has delayed may need the time that admission has left to them.
 2. Servers know after each change of the ledger whether their other frames may run as best effort.
 3. As long as time is reserved, best effort runs in the class of the device's threads that reserved frames have, unless the device
    has other clients: they wait for it.
@@ -179,6 +180,7 @@ class DeviceReservations:
         self._held: dict[int, Held] = {}
         self._models: dict[Hashable, str] = {}
         self._counted: set[str] = set()
+        self._ending: dict[int, Held] = {}  # Those that have ended, and count until their slot is idle.
         self._moving: dict[int, Held] = {}  # Sources that were seen at another phase.
         self.is_up = True
         self.refusals = dict.fromkeys(("no_time", "device_down", "too_many"), 0)
@@ -301,7 +303,8 @@ class DeviceReservations:
         silent = self._ledger.end_silent(now_ns)
         for reservation in silent:
             held = self._held.pop(reservation.number)
-            held.end = "silent"
+            self._ending.pop(reservation.number, None)
+            held.end = held.end or "silent"
             held.server.is_withdrawn = True
         if silent:
             self._changed()
@@ -322,21 +325,39 @@ class DeviceReservations:
             for slot in self._slots:
                 self._ledger.forget_lower(slot, name)
 
-    def end(self, held: Held) -> None:
-        """Ends a reservation: it covers no further frame. Its time is free when its last one has ended. Idempotent."""
+    def end(self, held: Held, why: str = "released") -> None:
+        """Ends a reservation: it covers no further frame. Its time is free when no frame of its slot is in progress: those that
+        came before have counted with it, and one that is admitted now would come on top. Idempotent."""
         if held.end:
             return
-        held.end = "released"
+        held.end = why
         held.server.is_withdrawn = True
-        if not held.in_progress:
-            self.free(held)
+        self._ending[held.reservation.number] = held
+        self._settle(held.reservation.slot)
 
-    def free(self, held: Held) -> None:
-        """Frees the time of a reservation that has ended. Idempotent."""
-        number = held.reservation.number
-        if self._held.pop(number, None) is not None:
-            self._ledger.release(number)
+    def frame_ended(self, held: Held) -> None:
+        """Neither the dispatcher nor the device has a frame any more."""
+        if self._ending or self._moving:
+            self._settle(held.reservation.slot)
+
+    def _settle(self, slot: int) -> None:
+        """Frees the time of reservations that have ended, and moves phases, if no reserved frame of a slot is in progress."""
+        if any(held.in_progress for held in self._held.values() if held.reservation.slot == slot):
+            return
+        ended = [held for held in self._ending.values() if held.reservation.slot == slot]
+        for held in ended:
+            number = held.reservation.number
+            del self._ending[number], self._held[number]
+            if held.end == "astray":
+                self._ledger.lose(number)
+            else:
+                self._ledger.release(number)
+        if ended:
             self._changed()
+        for held in [held for held in self._moving.values() if held.reservation.slot == slot]:
+            del self._moving[held.reservation.number]
+            if isinstance(held.server, PhasedServer) and not held.end:
+                self._move(held, held.server)
 
     # --- Phases ---
 
@@ -354,21 +375,6 @@ class DeviceReservations:
         else:
             self._moving[held.reservation.number] = held
 
-    def frame_ended(self, held: Held) -> None:
-        """Neither the dispatcher nor the device has a frame any more. Phases move when no reserved frame of a slot is in progress:
-        see ``Ledger.move``."""
-        if held.end and not held.in_progress:
-            self.free(held)
-        if not self._moving:
-            return
-        slot = held.reservation.slot
-        if any(other.in_progress for other in self._held.values() if other.reservation.slot == slot):
-            return
-        for moving in [m for m in self._moving.values() if m.reservation.slot == slot]:
-            del self._moving[moving.reservation.number]
-            if isinstance(moving.server, PhasedServer) and not moving.end:
-                self._move(moving, moving.server)
-
     def _move(self, held: Held, server: PhasedServer) -> None:
         """Has a reservation follow its source; where there is no room, and the source has left its windows, it ends."""
         if server.wanted_ns is None:
@@ -380,17 +386,15 @@ class DeviceReservations:
             server.move(phase_ns)
             self._changed()
         elif server.is_astray:
-            held.end = "astray"
-            server.is_withdrawn = True
-            self._ledger.lose(held.reservation.number)
-            self._held.pop(held.reservation.number, None)
-            self._changed()
+            self.end(held, "astray")
 
     # --- The end by the device ---
 
     def withdraw(self) -> None:
         """The device has failed: all reservations end, and none is made until ``restore``."""
         self.is_up = False
+        self._ending.clear()
+        self._moving.clear()
         for slot in self._slots:
             for reservation in self._ledger.withdraw(slot):
                 held = self._held.pop(reservation.number)
@@ -423,7 +427,7 @@ class DeviceReservations:
 
     @property
     def count(self) -> int:
-        """Number of reservations, those included that have ended while the device still has frames of them."""
+        """Number of reservations, those included that have ended while frames of their slot are in progress."""
         return len(self._held)
 
     def counts(self) -> dict[str, int]:
