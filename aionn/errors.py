@@ -193,7 +193,7 @@ class WouldFit(NamedTuple):
         slots: Names of other device slots that have room.
         blocker: The model whose operations occupy the slot for too long.
         piece_ns: The longest operation that it may have.
-        shift_ns: How much later each capture of a stream with a known phase would have to come.
+        shift_ns: The least known delay of all captures of a stream with a phase that makes it fit.
     """
 
     deadline_ns: int | None = None

@@ -144,7 +144,7 @@ class StreamTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def width_ns(self) -> int:
-        """How much later than the first one the last moment is at which a frame may arrive."""
+        """The time from the first to the last moment at which a frame may arrive."""
         return self.jitter_ns + 2 * self.tolerance_ns
 
 

@@ -67,8 +67,8 @@ class StreamReservation(msgspec.Struct, frozen=True):
         end: Why it has ended: ``released``, ``withdrawn`` (the device has failed), ``silent`` (no frame came for half a minute, and
             another stream asked for the time), ``astray`` (the source has left its phase, and there is no room where it is now);
             empty while it is in force.
-        phase_ns: With ``guarantee="phased"``: the time of a capture on the monotonic clock, not before now; the others are whole
-            periods away. It follows the source. None otherwise.
+        phase_ns: With ``guarantee="phased"``: the time of a capture on the monotonic clock, not before now; all others are whole
+            periods away. It follows the source. None without a phase.
         tolerance_ns: The most that a capture may be before or after its time.
     """
 

@@ -45,7 +45,7 @@ class Windows(NamedTuple):
     Attributes:
         opens_ns: The time at which a frame can arrive at the earliest, and from which its deadline counts.
         period_ns: From there to the next one.
-        width_ns: How much later it may arrive.
+        width_ns: The time from there to the last moment at which it may arrive.
         deadline_ns: Its deadline.
         duration_ns: Its device time.
         piece_ns: The longest part of that without a boundary.
@@ -211,7 +211,7 @@ def phases_to_try(held: Sequence[Windows], new: Windows) -> list[int]:
 
 
 def _idle_times(busy: Sequence[tuple[int, int]], period_ns: int) -> list[tuple[int, int]]:
-    """``(begin, length)`` of the idle times within a period, the longest first; where there is none, the begin of the work."""
+    """``(begin, length)`` of the idle times within a period, the longest first; without any, the begin of the work."""
     # Twice around, so that work from the end of the period delays the work at its beginning.
     free_ns = 0
     gaps: list[tuple[int, int]] = []
@@ -240,7 +240,7 @@ def demand_by_phases(
         streams: Those with phases.
         rest: Those whose frames may come at any time, a period apart; when a window opens does not matter.
         lower_ns: The longest piece of a best-effort job.
-        busy_ns: A length up to which it suffices to look where groups and others are together; None where there is none.
+        busy_ns: A length up to which it suffices to look where groups and others are together; None means no such length.
         points_max: The most lengths.
         at_ns: Looks at this length alone.
 
@@ -253,7 +253,7 @@ def demand_by_phases(
         group = [streams[index] for index in members]
         bound = bound_of(group) if len(group) > 1 else None
         if bound is None:
-            others += group  # Its own phase alone says nothing.
+            others += group  # A phase alone has no use.
         else:
             bounds.append(bound)
     if not bounds:

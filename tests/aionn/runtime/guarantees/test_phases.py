@@ -252,7 +252,7 @@ def test_floods_take_nothing_from_streams_with_phases():
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         ({"guarantee": True, "phase_ns": 5}, 'phase_ns is a term of guarantee="phased"'),
         ({"guarantee": "phased", "phase_ns": 0.5}, "captured_at_ns of a frame, got 0.5"),
@@ -263,10 +263,10 @@ def test_floods_take_nothing_from_streams_with_phases():
         ({"guarantee": "spread"}, 'expected True, False, "best" or "phased"'),
     ],
 )
-def test_mistakes_are_named(options, said):
+def test_mistakes_are_named(options, message):
     async def main(trial):
         async with trial.net.burst(slots=4) as burst:
-            with pytest.raises(aionn.InvalidArgument, match=said):
+            with pytest.raises(aionn.InvalidArgument, match=message):
                 phased(burst, camera(0, 1), **options)
             assert burst.statistics().streams == 0
 

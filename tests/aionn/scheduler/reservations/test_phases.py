@@ -219,7 +219,7 @@ def shifted(demand, shift_ns):
 def test_plain_stream_counts_with_its_worst_phase():
     apart = [stream("a", 4, 20, 8, phase=0), stream("b", 4, 20, 8, phase=10)]
     assert SlotTest(apart).verdict().fits
-    # Two such streams fit in all phases; of three the plain one may come with any of the others, and blocks them.
+    # Two such streams fit in all phases; a third one without a phase may come with any of them, and blocks it.
     assert SlotTest(apart).verdict(stream("c", 3, 20, 12)).fits
     assert not SlotTest(apart).verdict(stream("c", 5, 20, 12)).fits
     assert not SlotTest(apart).verdict(stream("c", 4.1, 20, 8)).fits
@@ -293,7 +293,7 @@ def test_phases_that_are_tried_are_few_and_within_the_period():
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    "settings, message",
     [
         ({"phase_ns": -1}, "a time of the monotonic clock"),
         ({"phase_ns": 1.5}, "an integer of nanoseconds"),
@@ -305,8 +305,8 @@ def test_phases_that_are_tried_are_few_and_within_the_period():
         ({"phase_ns": 0, "jitter_ns": 9 * MS, "tolerance_ns": MS // 2}, "the shorter of period and deadline"),
     ],
 )
-def test_mistakes_in_phases_are_named(settings, said):
-    with pytest.raises(InvalidArgument, match=said):
+def test_mistakes_in_phases_are_named(settings, message):
+    with pytest.raises(InvalidArgument, match=message):
         StreamTerms(name="s", period_ns=20 * MS, deadline_ns=10 * MS, **settings)
 
 
