@@ -93,16 +93,18 @@ def changed_terms(old: StreamTerms, period: Any, deadline: Any, jitter: Any) -> 
     return terms if old.phase_ns is None else at_phase(terms, old.phase_ns)
 
 
-def at_phase(terms: StreamTerms, phase_ns: int) -> StreamTerms:
+def at_phase(terms: StreamTerms, phase_ns: Any) -> StreamTerms:
     """The terms of a stream whose captures are whole periods away from ``phase_ns``.
 
     Raises:
         InvalidArgument: It is not a time of the monotonic clock, or jitter and tolerance leave nothing of the period or deadline.
     """
-    if isinstance(phase_ns, bool) or not isinstance(phase_ns, Integral) or not 0 <= phase_ns <= TIME_MAX_NS:
+    is_integer = isinstance(phase_ns, Integral) and not isinstance(phase_ns, bool)
+    if not is_integer or not 0 <= phase_ns <= TIME_MAX_NS:
+        is_long = is_integer and abs(phase_ns) > TIME_MAX_NS
         raise InvalidArgument(
             "stream, phase_ns: expected the time of a capture in nanoseconds on the monotonic clock, as captured_at_ns of a frame,"
-            f" got {phase_ns!r}"
+            f" got {'a number of 19 digits or more' if is_long else repr(phase_ns)}"
         )
     tolerance_ns = phase_tolerance_ns(terms.period_ns, terms.jitter_ns)
     width_ns, shorter_ns = terms.jitter_ns + 2 * tolerance_ns, min(terms.deadline_ns, terms.period_ns)

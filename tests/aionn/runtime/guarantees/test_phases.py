@@ -257,6 +257,7 @@ def test_floods_take_nothing_from_streams_with_phases():
         ({"guarantee": True, "phase_ns": 5}, 'phase_ns is a term of guarantee="phased"'),
         ({"guarantee": "phased", "phase_ns": 0.5}, "captured_at_ns of a frame, got 0.5"),
         ({"guarantee": "phased", "phase_ns": -1}, "captured_at_ns of a frame, got -1"),
+        ({"guarantee": "phased", "phase_ns": 10**5000}, "got a number of 19 digits or more"),
         ({"guarantee": "phased", "phase_ns": True}, "captured_at_ns of a frame, got True"),
         ({"guarantee": "phased", "jitter": 0.011}, "its frames may come within"),
         ({"guarantee": "phased", "period": None}, "a guarantee needs the least seconds"),
