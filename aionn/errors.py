@@ -193,6 +193,7 @@ class WouldFit(NamedTuple):
         slots: Names of other device slots that have room.
         blocker: The model whose operations occupy the slot for too long.
         piece_ns: The longest operation that it may have.
+        shift_ns: The least known delay of all captures of a stream with a phase that makes it fit.
     """
 
     deadline_ns: int | None = None
@@ -200,6 +201,7 @@ class WouldFit(NamedTuple):
     slots: tuple[str, ...] = ()
     blocker: str | None = None
     piece_ns: int | None = None
+    shift_ns: int | None = None
 
 
 class NotAdmitted(ResourceExhausted):

@@ -1,7 +1,8 @@
-"""The admission test: whether a stream's frames fit on a device slot beside those that are reserved there, and what would fit.
+"""The admission test: whether a stream's frames fit on a device slot beside those that are reserved there.
 
-Owns the test of one slot under earliest deadline first with preemption at boundaries, the explanation of its result, and the
-counter-offers. Pure, in integers of nanoseconds: no clock, no durations of its own, no state between calls but a cache of points.
+Owns the test of one slot under earliest deadline first with preemption at boundaries. Pure, in integers of nanoseconds: no clock,
+no durations of its own, no state between calls but a cache of points. ``aionn.scheduler.reservations.offers`` owns the result in
+words, and the counter-offers.
 
 For each time t at which a deadline may come after all streams began together, the test compares with t the sum of
 
@@ -12,7 +13,9 @@ For each time t at which a deadline may come after all streams began together, t
 Invariants:
 1. A set of streams that passes loses no frame, whatever the phases, as long as durations, jitters and periods are as declared.
 2. The times up to the end of the longest busy period suffice; where these are too many, the set does not pass.
-3. Longer periods or deadlines, shorter durations or pieces, and less jitter never make a set fail that passes.
+3. Longer periods or deadlines, shorter durations or pieces, and less jitter never make a set fail that passes, as long as no
+   stream has a phase.
+4. Streams with phases pass if they pass without; otherwise ``aionn.scheduler.reservations.phases`` bounds their demand.
 
 Source: demand bound of sporadic streams (Baruah, Mok, Rosier 1990), with blocking (George, Rivierre, Spuri 1996; Baruah 2005), with
 release jitter (Spuri 1996); the share that may be reserved is limited as in the kernel's SCHED_DEADLINE.
@@ -20,15 +23,16 @@ release jitter (Spuri 1996); the share that may be reserved is limited as in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import InvalidArgument, WouldFit
-from aionn.hal import duration_text
+from aionn.errors import InvalidArgument
+from aionn.hal import TIME_MAX_NS
+from aionn.scheduler.reservations.phases import Windows, demand_by_phases
 
 __all__ = [
     "CAP_PPM",
@@ -40,9 +44,7 @@ __all__ = [
     "SlotTest",
     "StreamTerms",
     "Verdict",
-    "counter_offers",
-    "offers_text",
-    "reason_text",
+    "with_piece_of",
 ]
 
 DAY_NS = 86_400 * 10**9
@@ -66,9 +68,6 @@ BUSY_NS_MAX = 1000 * DAY_NS
 
 SHARE_BITS = 40
 """Precision of the shares in the bounds: a nanosecond in a period of 18 minutes."""
-
-DOUBLINGS_MAX = 8
-"""A counter-offer is at most 256 times what was asked for: more is another application."""
 
 _Times = npt.NDArray[np.int64]
 
@@ -99,16 +98,21 @@ class StreamTerms(msgspec.Struct, frozen=True, kw_only=True):
         period_ns: Least time between the captures of two frames.
         deadline_ns: From a frame's capture to the end of its execution.
         jitter_ns: The longest time from a frame's capture to its arrival at the scheduler.
+        phase_ns: The time of one capture, from which all others are whole periods away; None means that a frame may come at any
+            time that is a period after the one before.
+        tolerance_ns: With a phase, the most that a capture is before or after its time.
 
     Raises:
-        InvalidArgument: A time is not an integer, is not positive (the jitter: negative), is longer than a day, or the jitter
-            leaves nothing of the deadline.
+        InvalidArgument: A time is not an integer, is not positive (the jitter, the tolerance: negative), is longer than a day, or
+            jitter and tolerance leave nothing of the deadline, or with a phase of the period.
     """
 
     name: str
     period_ns: int
     deadline_ns: int
     jitter_ns: int = 0
+    phase_ns: int | None = None
+    tolerance_ns: int = 0
 
     def __post_init__(self) -> None:
         _check_ns("period_ns", self.period_ns, 1)
@@ -118,6 +122,30 @@ class StreamTerms(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidArgument(
                 f"reservation, jitter_ns: expected less than the deadline of {self.deadline_ns} ns, got {self.jitter_ns}"
             )
+        _check_ns("tolerance_ns", self.tolerance_ns, 0)
+        if self.phase_ns is None:
+            if self.tolerance_ns:
+                raise InvalidArgument("reservation, tolerance_ns: expected 0 without a phase")
+            return
+        if isinstance(self.phase_ns, bool) or not isinstance(self.phase_ns, int):
+            raise InvalidArgument(
+                f"reservation, phase_ns: expected an integer of nanoseconds, got {self.phase_ns!r}"
+            )
+        if not 0 <= self.phase_ns <= TIME_MAX_NS:
+            raise InvalidArgument(
+                f"reservation, phase_ns: expected a time of the monotonic clock, got {self.phase_ns}"
+            )
+        shorter_ns = min(self.deadline_ns, self.period_ns)
+        if self.width_ns >= shorter_ns:
+            raise InvalidArgument(
+                f"reservation, jitter_ns and tolerance_ns: expected a window of less than {shorter_ns} ns, the shorter of period"
+                f" and deadline, got {self.jitter_ns} + 2 * {self.tolerance_ns}"
+            )
+
+    @property
+    def width_ns(self) -> int:
+        """The time from the first to the last moment at which a frame may arrive."""
+        return self.jitter_ns + 2 * self.tolerance_ns
 
 
 class SlotCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +182,16 @@ class Demand(msgspec.Struct, frozen=True):
     @property
     def first_ns(self) -> int:
         """The least time from a frame's arrival to its deadline."""
-        return self.terms.deadline_ns - self.terms.jitter_ns
+        return self.terms.deadline_ns - self.terms.width_ns
+
+    @property
+    def windows(self) -> Windows:
+        """The times at which its frames may arrive; without a phase, as if one window opened at 0."""
+        terms, cost = self.terms, self.cost
+        opens_ns = 0 if terms.phase_ns is None else (terms.phase_ns - terms.tolerance_ns) % terms.period_ns
+        return Windows(
+            opens_ns, terms.period_ns, terms.width_ns, terms.deadline_ns, cost.duration_ns, cost.piece_ns
+        )
 
     @property
     def share_ppm(self) -> int:
@@ -185,7 +222,7 @@ class Verdict(msgspec.Struct, frozen=True):
         own_ppm: That of the new one.
         cap_ppm: The share that may be reserved.
         at_ns: The tightest time; 0 where the share decides.
-        held_ns: The demand of the streams that were there, up to that time.
+        held_ns: The demand of the streams that were there, up to that time; where phases decide and the streams fit, of all.
         own_ns: The demand of the new one.
         blocking_ns: The blocking at that time.
         blocker: Name of the stream or model that blocks; empty where none does.
@@ -235,7 +272,14 @@ class SlotTest:
         self._sums: _Times = np.empty(0, np.int64)
 
     def verdict(self, new: Demand | None = None) -> Verdict:
-        """The result for the streams that are there, with a new one beside them."""
+        """The result for the streams that are there, with a new one beside them. Where they do not fit in all phases, those with
+        phases are tested again with these."""
+        found = self._in_all_phases(new)
+        if found.fits or found.limit == "share":
+            return found
+        return self._with_phases(new, found)
+
+    def _in_all_phases(self, new: Demand | None) -> Verdict:
         sums = self._sums_of_held if new is None else self._sums_of_held.plus(new)
         own_ppm = 0 if new is None else new.share_ppm
         share_ppm = sums.share_ppm
@@ -276,19 +320,85 @@ class SlotTest:
             max(0, int(room.min())),
         )
 
+    def _by_phases(
+        self, demands: Sequence[Demand], at_ns: int | None = None
+    ) -> tuple[_Times, _Times, _Times] | None:
+        phased = [demand.windows for demand in demands if demand.terms.phase_ns is not None]
+        if len(phased) < 2:
+            return None
+        return demand_by_phases(
+            phased,
+            [demand.windows for demand in demands if demand.terms.phase_ns is None],
+            lower_ns=max((piece.duration_ns for piece in self.lower), default=0),
+            busy_ns=self._busy_ns(_Sums.of(demands)),
+            points_max=POINTS_MAX,
+            at_ns=at_ns,
+        )
+
+    def _with_phases(self, new: Demand | None, otherwise: Verdict) -> Verdict:
+        demands = self.held if new is None else (*self.held, new)
+        found = self._by_phases(demands)
+        if found is None:
+            return otherwise
+        times, demand, blocking = found
+        slack = times - demand - blocking
+        tightest = int(np.argmin(slack))
+        at_ns, slack_ns = int(times[tightest]), int(slack[tightest])
+        all_ns = int(demand[tightest])
+        held_ns = all_ns if new is None or slack_ns >= 0 else self._held_ns(at_ns)
+        blocking_ns = int(blocking[tightest])
+        pieces = [
+            *self.lower,
+            *(Piece(d.terms.name, d.cost.piece_ns) for d in demands if d.terms.deadline_ns > at_ns),
+        ]
+        longer = [piece for piece in pieces if piece.duration_ns >= blocking_ns]
+        return Verdict(
+            slack_ns >= 0,
+            "demand",
+            otherwise.share_ppm,
+            otherwise.own_ppm,
+            self.cap_ppm,
+            at_ns,
+            held_ns,
+            all_ns - held_ns,
+            blocking_ns,
+            min(longer, key=lambda piece: piece.duration_ns, default=Piece("", 0)).name,
+            slack_ns,
+            max(0, int((times - demand).min())),
+        )
+
+    def _held_ns(self, at_ns: int) -> int:
+        """The demand of the streams that are there up to one time."""
+        found = self._by_phases(self.held, at_ns)
+        if found is not None:
+            return int(found[1][0])
+        times = np.array([at_ns], np.int64)
+        return sum(int(_demand_at(times, held)[0]) for held in self.held)
+
+    def fits(self, new: Demand) -> bool:
+        """Whether a new stream fits, without the reason: half the time where streams have phases."""
+        found = self._in_all_phases(new)
+        if found.fits or found.limit == "share":
+            return found.fits
+        by_phases = self._by_phases((*self.held, new))
+        return by_phases is not None and bool((by_phases[0] - by_phases[1] >= by_phases[2]).all())
+
     def with_piece(self, name: str, piece_ns: int) -> SlotTest:
         """The same with no longer pieces than ``piece_ns`` of one stream or model."""
-        held = [_with_piece(demand, name, piece_ns) for demand in self.held]
+        held = [with_piece_of(demand, name, piece_ns) for demand in self.held]
         lower = [Piece(p.name, min(p.duration_ns, piece_ns)) if p.name == name else p for p in self.lower]
         return SlotTest(held, cap_ppm=self.cap_ppm, lower=lower)
 
     def curve(self, new: Demand | None = None) -> list[tuple[int, int, int]]:
         """``(t, demand, blocking)`` at each time that the test examines, ascending; empty where it has no result by demand."""
+        demands = self.held if new is None else (*self.held, new)
+        if not self._in_all_phases(new).fits and (found := self._by_phases(demands)) is not None:
+            return list(zip(*(values.tolist() for values in found), strict=True))
         sums = self._sums_of_held if new is None else self._sums_of_held.plus(new)
         horizon_ns = self._busy_ns(sums) if sums.share_ppm <= self.cap_ppm else None
         if horizon_ns is None or sums.points(horizon_ns) > POINTS_MAX:
             return []
-        times, demand = _listed(self.held if new is None else (*self.held, new), horizon_ns)
+        times, demand = _listed(demands, horizon_ns)
         return list(zip(times.tolist(), demand.tolist(), self._blocking(times, new).tolist(), strict=True))
 
     def _busy_ns(self, sums: _Sums) -> int | None:
@@ -363,7 +473,7 @@ class _Sums(NamedTuple):
         terms, duration_ns, first_ns = demand.terms, demand.cost.duration_ns, demand.first_ns
         share = -(-(duration_ns << SHARE_BITS) // terms.period_ns)
         return _Sums(
-            (*self.rows, (duration_ns, terms.period_ns, terms.jitter_ns, first_ns)),
+            (*self.rows, (duration_ns, terms.period_ns, terms.width_ns, first_ns)),
             self.share + share,
             self.share_ppt + duration_ns * 10**12 // terms.period_ns,
             self.ahead + share * max(0, terms.period_ns - first_ns),
@@ -402,108 +512,9 @@ def _demand_at(times: _Times, demand: Demand | None) -> _Times:
     return np.maximum(frames, 0) * demand.cost.duration_ns
 
 
-def _with_piece(demand: Demand, name: str, piece_ns: int) -> Demand:
+def with_piece_of(demand: Demand, name: str, piece_ns: int) -> Demand:
+    """A stream with no longer pieces than ``piece_ns``, if it has that name."""
     cost = demand.cost
     if demand.terms.name != name or cost.piece_ns <= piece_ns:
         return demand
     return Demand(demand.terms, SlotCost(duration_ns=cost.duration_ns, piece_ns=piece_ns))
-
-
-# --- Counter-offers -----------------------------------------------------------------------------------------------------------
-
-
-def counter_offers(test: SlotTest, new: Demand, verdict: Verdict) -> WouldFit:
-    """The changes of which each alone would make a stream fit that does not; the ledger adds other slots.
-
-    Args:
-        test: The slot.
-        new: The stream.
-        verdict: The result for it, which is negative.
-    """
-    terms, cost = new.terms, new.cost
-
-    def with_terms(deadline_ns: int, period_ns: int) -> bool:
-        changed = msgspec.structs.replace(terms, deadline_ns=deadline_ns, period_ns=period_ns)
-        return test.verdict(Demand(changed, cost)).fits
-
-    deadline_ns = period_ns = None
-    if verdict.limit == "demand":
-        deadline_ns = _least_that_fits(terms.deadline_ns, lambda value: with_terms(value, terms.period_ns))
-    room_ppm = test.cap_ppm - (verdict.share_ppm - verdict.own_ppm)
-    if room_ppm > 0:
-        # Nothing below this period fits the share; the search begins there.
-        least_ns = max(terms.period_ns, cost.duration_ns * SHARE_PPM // room_ppm)
-        if least_ns <= terms.period_ns << DOUBLINGS_MAX:
-            period_ns = _least_that_fits(least_ns - 1, lambda value: with_terms(terms.deadline_ns, value))
-    blocker, piece_ns = None, verdict.blocking_ns + verdict.slack_ns
-    if verdict.blocker and piece_ns > 0:
-        changed = _with_piece(new, verdict.blocker, piece_ns)
-        if test.with_piece(verdict.blocker, piece_ns).verdict(changed).fits:
-            blocker = verdict.blocker
-    return WouldFit(deadline_ns, period_ns, (), blocker, None if blocker is None else piece_ns)
-
-
-def _least_that_fits(asked_ns: int, fits: Callable[[int], bool]) -> int | None:
-    """The least value above ``asked_ns`` with three digits that fits; None where none up to ``DOUBLINGS_MAX`` doublings does."""
-    low_ns = high_ns = max(1, asked_ns)
-    for _ in range(DOUBLINGS_MAX):
-        low_ns, high_ns = high_ns, min(2 * high_ns, DAY_NS)
-        if fits(high_ns):
-            break
-    else:
-        return None
-    step_ns = int(10 ** max(0, len(str(low_ns)) - 3))
-    low, high = low_ns // step_ns, -(-high_ns // step_ns)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle * step_ns):
-            high = middle
-        else:
-            low = middle
-    return min(high * step_ns, DAY_NS)
-
-
-# --- In words -----------------------------------------------------------------------------------------------------------------
-
-
-def reason_text(terms: StreamTerms, slot: str, verdict: Verdict) -> str:
-    """Where the demand exceeds the time, in a sentence without a full stop."""
-    where = f'stream "{terms.name}" on {slot}'
-    if verdict.limit == "share":
-        held = (verdict.share_ppm - verdict.own_ppm) / SHARE_PPM
-        return (
-            f"{where}: the reserved streams take {max(0.0, held):.3f} of its time, this one {verdict.own_ppm / SHARE_PPM:.3f}"
-            f" more, and at most {verdict.cap_ppm / SHARE_PPM:.3f} may be reserved"
-        )
-    if verdict.limit == "points":
-        return (
-            f"{where}: the test would need more than {POINTS_MAX} times, since the periods differ too much or the share of"
-            f" {verdict.share_ppm / SHARE_PPM:.3f} is too close to the whole"
-        )
-    blocking = ""
-    if verdict.blocking_ns:
-        blocking = f', and an operation of "{verdict.blocker}" may occupy the device for {duration_text(verdict.blocking_ns)}'
-    return (
-        f"{where}: at t = {duration_text(verdict.at_ns)} the reserved streams need {duration_text(verdict.held_ns)}, this one"
-        f" {duration_text(verdict.own_ns)}{' more' if verdict.held_ns else ''}{blocking}:"
-        f" {duration_text(-verdict.slack_ns)} too much"
-    )
-
-
-def offers_text(offers: WouldFit) -> str:
-    """The counter-offers, in a sentence without a full stop."""
-    parts = []
-    if offers.deadline_ns is not None:
-        parts.append(f"with deadline >= {_seconds_text(offers.deadline_ns)} s")
-    if offers.period_ns is not None:
-        parts.append(f"with period >= {_seconds_text(offers.period_ns)} s")
-    parts += [f"on {slot}" for slot in offers.slots]
-    if offers.blocker is not None and offers.piece_ns is not None:
-        parts.append(f'if "{offers.blocker}" had operations of {duration_text(offers.piece_ns)}')
-    return (
-        f"It would fit {', or '.join(parts)}" if parts else "No change of one of its terms would make it fit"
-    )
-
-
-def _seconds_text(value_ns: int) -> str:
-    return f"{value_ns / 1e9:.9f}".rstrip("0").rstrip(".")

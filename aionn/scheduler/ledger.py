@@ -29,11 +29,10 @@ from aionn.scheduler.admission import (
     SlotTest,
     StreamTerms,
     Verdict,
-    counter_offers,
-    offers_text,
-    reason_text,
 )
 from aionn.scheduler.bandwidth import BandwidthServer
+from aionn.scheduler.reservations.offers import counter_offers, fitting_phase, offers_text, reason_text
+from aionn.scheduler.reservations.windows import PhasedServer
 
 __all__ = ["RESERVATIONS_MAX", "SILENCE_NS", "Ledger", "Reservation", "ReservableSlot"]
 
@@ -89,15 +88,18 @@ class Reservation(msgspec.Struct, frozen=True):
 
     def server(self) -> BandwidthServer:
         """A new server that enforces it."""
-        return BandwidthServer(
-            self.number,
-            slot=self.slot,
-            period_ns=self.terms.period_ns,
-            deadline_ns=self.terms.deadline_ns,
-            jitter_ns=self.terms.jitter_ns,
-            duration_ns=self.cost.duration_ns,
-            piece_ns=self.cost.piece_ns,
-        )
+        terms = self.terms
+        values = {
+            "slot": self.slot,
+            "period_ns": terms.period_ns,
+            "deadline_ns": terms.deadline_ns,
+            "jitter_ns": terms.jitter_ns,
+            "duration_ns": self.cost.duration_ns,
+            "piece_ns": self.cost.piece_ns,
+        }
+        if terms.phase_ns is None:
+            return BandwidthServer(self.number, **values)
+        return PhasedServer(self.number, phase_ns=terms.phase_ns, tolerance_ns=terms.tolerance_ns, **values)
 
 
 class Ledger:
@@ -137,6 +139,7 @@ class Ledger:
         now_ns: int,
         client: str = "",
         elsewhere: Mapping[int, SlotCost] | None = None,
+        chooses_phase: bool = False,
     ) -> Reservation:
         """Reserves time on the first slot on which a stream fits.
 
@@ -146,6 +149,7 @@ class Ledger:
             now_ns: The time.
             client: The client that holds it.
             elsewhere: The same for slots that are named in the counter-offer alone.
+            chooses_phase: Whether the phase of the terms may be replaced: the reservation has the one that was chosen.
 
         Raises:
             NotAdmitted: It fits on no slot, with the reason and what would fit; the client's quota is reached; or too many
@@ -156,7 +160,9 @@ class Ledger:
         if not costs:
             raise InvalidArgument(f'stream "{terms.name}": expected one slot or more')
         try:
-            slot, verdict = self._first_fit(terms, costs, client, elsewhere or {})
+            terms, slot, verdict = self._first_fit(
+                terms, costs, client, elsewhere or {}, chooses_phase=chooses_phase
+            )
         except NotAdmitted:
             self._counts["refused"] += 1
             raise
@@ -177,7 +183,13 @@ class Ledger:
         return found
 
     def change(
-        self, number: int, terms: StreamTerms, costs: Mapping[int, SlotCost], *, now_ns: int
+        self,
+        number: int,
+        terms: StreamTerms,
+        costs: Mapping[int, SlotCost],
+        *,
+        now_ns: int,
+        chooses_phase: bool = False,
     ) -> Reservation:
         """Reserves time for new terms of a stream, beside the old reservation, which the caller releases when the stream has
         changed.
@@ -198,7 +210,29 @@ class Ledger:
             verdict = self._test(old.slot).verdict()
             found = self._held[old.slot][number] = msgspec.structs.replace(found, verdict=verdict)
             return found
-        return self.admit(terms, costs, now_ns=now_ns, client=old.client)
+        return self.admit(terms, costs, now_ns=now_ns, client=old.client, chooses_phase=chooses_phase)
+
+    def move(self, number: int, phase_ns: int) -> Reservation | None:
+        """Gives a reservation another phase, if it fits there; None, and nothing has changed, where it does not.
+
+        The caller sees to it that no frame of the slot's reservations is in progress, or that this one has had none: otherwise a
+        frame at the old phase and the next one at the new phase may demand more than either phase.
+
+        Raises:
+            InvalidArgument: There is no such reservation, or it has no phase.
+        """
+        old = self._reservation(number)
+        if old.terms.phase_ns is None:
+            raise InvalidArgument(f"ledger: reservation {number} has no phase")
+        terms = msgspec.structs.replace(old.terms, phase_ns=phase_ns)
+        others = [held.demand for held in self._held[old.slot].values() if held.number != number]
+        verdict = self._new_test(old.slot, others).verdict(Demand(terms, old.cost))
+        if not verdict.fits:
+            return None
+        found = msgspec.structs.replace(old, terms=terms, verdict=verdict)
+        self._held[old.slot][number] = found
+        self._changed(old.slot)
+        return found
 
     def _first_fit(
         self,
@@ -206,7 +240,9 @@ class Ledger:
         costs: Mapping[int, SlotCost],
         client: str,
         elsewhere: Mapping[int, SlotCost],
-    ) -> tuple[int, Verdict]:
+        *,
+        chooses_phase: bool,
+    ) -> tuple[StreamTerms, int, Verdict]:
         if sum(map(len, self._held)) >= RESERVATIONS_MAX:
             raise NotAdmitted(f'stream "{terms.name}": {RESERVATIONS_MAX} reservations exist already')
         closest: tuple[int, Verdict] | None = None
@@ -219,16 +255,19 @@ class Ledger:
             if quota_left_ppm is not None and new.share_ppm > quota_left_ppm:
                 is_over_quota = True
                 continue
+            placed = fitting_phase(self._test(slot), new) if chooses_phase else None
+            if placed is not None:
+                new = Demand(placed, new.cost)
             verdict = self._test(slot).verdict(new)
             if verdict.fits:
-                return slot, verdict
+                return new.terms, slot, verdict
             if closest is None or _shortage(verdict) < _shortage(closest[1]):
                 closest = slot, verdict
         if closest is None:
             raise NotAdmitted(self._no_slot_text(terms, client, is_over_quota=is_over_quota))
         slot, verdict = closest
         new = Demand(terms, self._cost_on(slot, costs[slot]))
-        offers = counter_offers(self._test(slot), new, verdict)
+        offers = counter_offers(self._test(slot), new, verdict, tries_phases=not chooses_phase)
         offers = offers._replace(slots=self._slots_that_fit(terms, elsewhere))
         reason = reason_text(terms, self._slots[slot].name, verdict)
         raise NotAdmitted(f"{reason}. {offers_text(offers)}.", reason=reason, would_fit=offers)
@@ -266,14 +305,14 @@ class Ledger:
     def _test(self, slot: int) -> SlotTest:
         test = self._tests[slot]
         if test is None:
-            test = self._tests[slot] = self._new_test(slot)
+            held = [reservation.demand for reservation in self._held[slot].values()]
+            test = self._tests[slot] = self._new_test(slot, held)
         return test
 
     def _changed(self, slot: int) -> None:
         self._tests[slot] = None
 
-    def _new_test(self, slot: int) -> SlotTest:
-        held = [reservation.demand for reservation in self._held[slot].values()]
+    def _new_test(self, slot: int, held: Sequence[Demand]) -> SlotTest:
         lower = [Piece(name, piece_ns) for name, piece_ns in self._lower[slot].items()]
         return SlotTest(held, cap_ppm=self._slots[slot].cap_ppm, lower=lower)
 
@@ -335,6 +374,14 @@ class Ledger:
                 self._counts["released"] += 1
                 return found
         return None
+
+    def lose(self, number: int) -> Reservation | None:
+        """Ends a reservation whose source has left its phase; None where it has ended already."""
+        found = self.release(number)
+        if found is not None:
+            self._counts["released"] -= 1
+            self._counts["withdrawn"] += 1
+        return found
 
     def release_client(self, client: str) -> tuple[Reservation, ...]:
         """Ends all reservations of a client that is gone; returns them."""
@@ -418,4 +465,16 @@ def _demands_no_more(new: Demand, old: Demand) -> bool:
         and new.terms.jitter_ns <= old.terms.jitter_ns
         and new.cost.duration_ns <= old.cost.duration_ns
         and new.cost.piece_ns <= old.cost.piece_ns
+        and _is_at_the_same_phase(new.terms, old.terms)
+    )
+
+
+def _is_at_the_same_phase(new: StreamTerms, old: StreamTerms) -> bool:
+    if old.phase_ns is None:
+        return True  # Its frames may come at any time.
+    return (
+        new.phase_ns is not None
+        and new.period_ns == old.period_ns
+        and (new.phase_ns - old.phase_ns) % old.period_ns == 0
+        and new.tolerance_ns <= old.tolerance_ns
     )

@@ -24,6 +24,7 @@ from aionn.simulation.engine import Engine
 from aionn.simulation.phasings import PHASINGS, phased_arrivals
 from aionn.simulation.reservations import Admission, cost_of, reservable_slots, terms_of
 from aionn.simulation.scenario import Scenario
+from aionn.simulation.workload import Stream
 
 __all__ = [
     "CapacityPlan",
@@ -169,7 +170,7 @@ def plan_capacity(scenario: Scenario) -> CapacityPlan:
         for row in scenario.durations_ns
     ]
     lower = _lower(scenario, costs)
-    terms = {index: terms_of(streams[index]) for index in wanted}
+    terms = {index: terms_of(streams[index], scenario.seed) for index in wanted}
     ledger = Ledger([slot for _, slot in slots])
     for number, (device, _) in enumerate(slots):
         for name, piece_ns in lower[device].items():
@@ -184,7 +185,9 @@ def plan_capacity(scenario: Scenario) -> CapacityPlan:
         }
         by_slot = dict(sorted(by_slot.items(), key=lambda item: (item[1].duration_ns, item[0])))
         try:
-            reservations[index] = ledger.admit(terms[index], by_slot, now_ns=0)
+            reservations[index] = ledger.admit(
+                terms[index], by_slot, now_ns=0, chooses_phase=_is_free(streams[index])
+            )
         except NotAdmitted as e:
             pieces = {**_pieces(lower), **{r.terms.name: r.cost.piece_ns for r in reservations.values()}}
             pieces[streams[index].name] = max(cost.piece_ns for cost in by_slot.values())
@@ -205,6 +208,11 @@ def plan_capacity(scenario: Scenario) -> CapacityPlan:
         reservations,
         {slot.name: ledger.curve(number)[:CURVE_MAX] for number, (_, slot) in enumerate(slots)},
     )
+
+
+def _is_free(stream: Stream) -> bool:
+    """Whether the plan chooses a stream's phase: the file states none."""
+    return stream.guarantee == "phased" and stream.phase_s is None
 
 
 def _lower(scenario: Scenario, costs: Sequence[Sequence[SlotCost | None]]) -> list[dict[str, int]]:
@@ -274,6 +282,10 @@ def _cheapest(offers: WouldFit, terms: StreamTerms, pieces: Mapping[str, int]) -
     if offers.period_ns is not None:
         text = f"{1e9 / offers.period_ns:.3g} frames/s instead of {1e9 / terms.period_ns:.3g}"
         found.append((offers.period_ns / terms.period_ns, text))
+    if offers.shift_ns is not None:
+        found.append(
+            (1 + offers.shift_ns / terms.period_ns, f"captures {duration_text(offers.shift_ns)} later")
+        )
     if offers.blocker is not None and offers.piece_ns:
         text = f'operations of "{offers.blocker}" of at most {duration_text(offers.piece_ns)}'
         found.append((pieces[offers.blocker] / offers.piece_ns, text))
@@ -306,6 +318,7 @@ def verify(scenario: Scenario, plan: CapacityPlan, *, seed: int = 1) -> list[Ver
 
 # --- The page -----------------------------------------------------------------------------------------------------------------
 
+PHASE_HEADS = ("stream", "slot", "period ms", "phase ms", "tolerance ms")
 FIT_HEADS = ("stream", "device", "frame ms", "admitted", "spread", "time for")
 SLOT_HEADS = ("slot", "streams", "share %", "slack ms", "at ms", "blocked by")
 VERIFICATION_HEADS = ("phasing", "frames", "lost", "labelled", "unexplained")
@@ -333,6 +346,19 @@ def slot_rows(plan: CapacityPlan) -> list[tuple[object, ...]]:
     ]
 
 
+def phase_rows(plan: CapacityPlan) -> list[tuple[object, ...]]:
+    """The rows of a table of the streams with phases, under ``PHASE_HEADS``: when their captures come within their periods."""
+    found = []
+    for held in plan.reservations.values():
+        terms = held.terms
+        if terms.phase_ns is not None:
+            phase_ms = terms.phase_ns % terms.period_ns / 1e6
+            found.append(
+                (terms.name, held.slot_name, terms.period_ns / 1e6, phase_ms, terms.tolerance_ns / 1e6)
+            )
+    return found
+
+
 def capacity_page(name: str, plan: CapacityPlan, checked: Sequence[Verification]) -> str:
     """The plan as one HTML page: what fits, and for each slot the demand over time against the time there is."""
     placed = sum(len(slot.streams) for slot in plan.slots)
@@ -342,13 +368,14 @@ def capacity_page(name: str, plan: CapacityPlan, checked: Sequence[Verification]
         element("h2", "Slots"),
         table(SLOT_HEADS, _texts(slot_rows(plan))),
         *(element("p", f"{r.reason}. {_change_text(r)}") for r in plan.refusals),
+        *_phase_parts(plan),
         element("h2", "Streams of one kind on an empty slot"),
         table(FIT_HEADS, _texts(fit_rows(plan))),
         element("h2", "Demand over time"),
         element(
             "p",
-            "The frames whose deadlines come by t, if all streams begin together, and with the longest operation that may be in"
-            " the way. Both stay below the line.",
+            "The frames whose deadlines come by t, if all streams without a phase begin together, and with the longest operation"
+            " that may be in the way. Both stay below the line.",
         ),
         key([("medium", "demand"), ("late", "demand and blocking"), ("on-time", "time")]),
     ]
@@ -370,6 +397,11 @@ def capacity_page(name: str, plan: CapacityPlan, checked: Sequence[Verification]
         rows = [(v.phasing, v.frames, v.lost, v.labelled, v.unexplained) for v in checked]
         parts += [element("h2", "In virtual time"), table(VERIFICATION_HEADS, rows)]
     return document(f"Capacity of {name}", *parts)
+
+
+def _phase_parts(plan: CapacityPlan) -> list[str]:
+    rows = phase_rows(plan)
+    return [element("h2", "Phases"), table(PHASE_HEADS, _texts(rows))] if rows else []
 
 
 def _texts(rows: Sequence[tuple[object, ...]]) -> list[tuple[object, ...]]:

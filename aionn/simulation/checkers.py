@@ -90,6 +90,16 @@ def _conformity(engine: Engine) -> Iterator[tuple[int, bool]]:
         terms = held.terms
         at_ns, deadline_ns = arrival.at_ns, arrival.deadline_ns
         before = conforming.setdefault(arrival.stream_index, [])
+        if terms.phase_ns is not None:
+            # One frame in each window, whose deadline counts from its beginning at the earliest.
+            opens_ns = terms.phase_ns - terms.tolerance_ns
+            opens_ns += (at_ns - opens_ns) // terms.period_ns * terms.period_ns
+            fits = at_ns - opens_ns <= terms.width_ns and opens_ns not in before[-1:]
+            if fits:
+                before.append(opens_ns)
+            is_whole = deadline_ns is None or deadline_ns >= opens_ns + terms.deadline_ns
+            yield number, fits and is_whole
+            continue
         # Of any number of successive frames the first and the last are that many periods apart, but for the jitter.
         is_early = any(
             at_ns - earlier_ns < count * terms.period_ns - terms.jitter_ns

@@ -34,7 +34,8 @@ gaps."""
 def phased_arrivals(
     demands: Sequence[Demand], kind: str, seed: int, until_ns: int, *, indexes: Sequence[int] | None = None
 ) -> list[Arrival]:
-    """The arrivals of all streams up to a time, in order.
+    """The arrivals of all streams up to a time, in order. Streams with a phase have that one, whatever the kind: it decides their
+    jitter alone.
 
     Args:
         demands: The streams.
@@ -49,12 +50,16 @@ def phased_arrivals(
         terms = demand.terms
         index = position if indexes is None else indexes[position]
         captured_ns, number, last_ns = phase_ns, 0, 0
+        if terms.phase_ns is not None:
+            captured_ns = demand.windows.opens_ns
         while captured_ns <= until_ns:
             # In the order of the captures, whatever the jitter: a stream does not overtake itself.
-            last_ns = max(last_ns, captured_ns + _late_ns(terms.jitter_ns, kind, number, source))
-            found.append(Arrival(last_ns, index, captured_ns + terms.deadline_ns))
+            last_ns = max(last_ns, captured_ns + _late_ns(terms.width_ns, kind, number, source))
+            # With a phase, captures come up to twice the tolerance after the begin of their windows.
+            since_ns = max(captured_ns, last_ns - terms.jitter_ns) if terms.tolerance_ns else captured_ns
+            found.append(Arrival(last_ns, index, since_ns + terms.deadline_ns))
             captured_ns += terms.period_ns
-            if kind == "sporadic" and source.random() < 0.3:
+            if kind == "sporadic" and source.random() < 0.3 and terms.phase_ns is None:
                 captured_ns += source.randrange(terms.period_ns)
             number += 1
     found.sort(key=lambda arrival: (arrival.at_ns, arrival.stream_index, arrival.deadline_ns))

@@ -14,8 +14,9 @@ from aionn.errors import NotAdmitted
 from aionn.hal import CancelCapability
 from aionn.scheduler.admission import SHARE_PPM, SlotCost, StreamTerms
 from aionn.scheduler.ledger import Ledger, ReservableSlot, Reservation
+from aionn.scheduler.reservations.windows import phase_tolerance_ns
 from aionn.simulation.scenario import Scenario
-from aionn.simulation.workload import Stream
+from aionn.simulation.workload import Stream, first_capture_ns
 
 __all__ = ["Admission", "admit_streams", "cost_of", "reservable_slots", "terms_of"]
 
@@ -37,14 +38,24 @@ class Admission(NamedTuple):
     with_lower: frozenset[int] = frozenset()
 
 
-def terms_of(stream: Stream) -> StreamTerms:
-    """The terms of a stream with a guarantee.
+def terms_of(stream: Stream, seed: int = 0) -> StreamTerms:
+    """The terms of a stream with a guarantee; the phase of one that counts with it is that of its first capture under the seed.
 
     Raises:
         InvalidArgument: A time is too short or too long.
     """
     assert stream.deadline_s is not None, "checked by the stream"
     period_s = 1.0 / stream.rate_per_s if stream.period_s is None else stream.period_s
+    if stream.guarantee == "phased":
+        period_ns, jitter_ns = round(period_s * 1e9), math.ceil(stream.jitter_s * 1e9)
+        return StreamTerms(
+            name=stream.name,
+            period_ns=period_ns,
+            deadline_ns=round(stream.deadline_s * 1e9),
+            jitter_ns=jitter_ns,
+            phase_ns=first_capture_ns(stream, seed),
+            tolerance_ns=phase_tolerance_ns(period_ns, jitter_ns),
+        )
     # Arrivals are rounded to nanoseconds one by one: two may be closer than the period by one.
     return StreamTerms(
         name=stream.name,
@@ -110,7 +121,7 @@ def admit_streams(scenario: Scenario, *, is_clock_held: bool = False) -> Admissi
             continue
         by_slot = dict(sorted(costs[index].items(), key=lambda item: (item[1].duration_ns, item[0])))
         try:
-            found.reservations[index] = ledger.admit(terms_of(stream), by_slot, now_ns=0)
+            found.reservations[index] = ledger.admit(terms_of(stream, scenario.seed), by_slot, now_ns=0)
         except NotAdmitted as e:
             found.refusals[index] = str(e)
     with_lower = {i for i, held in found.reservations.items() if ledger.may_run_lower(held.number)}

@@ -26,6 +26,7 @@ import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import msgspec
 
@@ -137,6 +138,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             then counts from the arrival of the chain's first. Its ``arrivals`` and ``rate_per_s`` are not used.
         burst: Requests that arrive together.
         guarantee: Whether the stream asks for a reservation. Its deadlines then count from the captures, which ``jitter_s`` delays.
+            ``phased``: one that counts with its phase.
         period_s: Least time between captures that it promises; None means that of its rate.
         phase_s: Time of the first periodic arrival after ``start_s``; None means drawn.
     """
@@ -154,7 +156,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     end_s: float | None = None
     after: str | None = None
     burst: int = 1
-    guarantee: bool = False
+    guarantee: bool | Literal["phased"] = False
     period_s: float | None = None
     phase_s: float | None = None
 
@@ -180,6 +182,9 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             _check("after", self.after is None, "no stream to follow, for one with a guarantee", self.after)
             fine = self.arrivals == "periodic" or self.period_s is not None
             _check("period_s", fine, "the period that a stream promises, unless it is periodic", None)
+        if self.guarantee == "phased":
+            fine = self.arrivals == "periodic"
+            _check("arrivals", fine, "periodic, for a guarantee by phases", self.arrivals)
         for field, value in (("period_s", self.period_s), ("phase_s", self.phase_s)):
             fine = value is None or (math.isfinite(value) and value >= 0)
             _check(field, fine, "a number of at least 0", value)
@@ -338,6 +343,15 @@ def _times(workload: Workload, index: int, seed: int, folder: Path) -> Iterator[
             yield round(at_s * 1e9), index, round(captured_s * 1e9)
 
 
+def _phase_s(stream: Stream, source: random.Random) -> float:
+    return source.random() / stream.rate_per_s if stream.phase_s is None else stream.phase_s
+
+
+def first_capture_ns(stream: Stream, seed: int) -> int:
+    """When a periodic stream captures its first frame under a seed."""
+    return round((stream.start_s + _phase_s(stream, random.Random(f"{seed}/{stream.name}"))) * 1e9)
+
+
 def _seconds(stream: Stream, source: random.Random, folder: Path) -> Iterator[tuple[float, float]]:
     """Times of arrival and of capture."""
     if stream.arrivals == "trace":
@@ -360,7 +374,7 @@ def _seconds(stream: Stream, source: random.Random, folder: Path) -> Iterator[tu
     at_s = stream.start_s
     if stream.arrivals == "periodic":
         period_s = 1.0 / stream.rate_per_s
-        at_s += source.random() * period_s if stream.phase_s is None else stream.phase_s
+        at_s += _phase_s(stream, source)
         number = 0
         while True:
             captured_s = at_s + number * period_s

@@ -236,7 +236,7 @@ CALLS: dict[str, list[tuple[Callable[..., Awaitable[object]], str]]] = {
         (_burst, "deadline priority measure"),
         (_slots, "slots"),
         (_lent, "deadline priority measure"),
-        (_stream, "on_late priority measure guarantee period jitter name"),
+        (_stream, "on_late priority measure guarantee period jitter name phase_ns"),
     ],
     "compilations": [
         (_compiled, "preference priority deadline cache_token allow_fallback recover"),

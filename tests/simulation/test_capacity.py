@@ -10,7 +10,7 @@ from aionn.cli.main import main
 from aionn.drivers.simulated.profiles import PROFILES, operation_durations_ns, unsupported_reason
 from aionn.errors import InvalidArgument
 from aionn.scheduler.admission import SHARE_PPM, Demand, Piece, SlotCost, SlotTest, StreamTerms
-from aionn.simulation.capacity import capacity_page, copies_that_fit, plan_capacity, verify
+from aionn.simulation.capacity import capacity_page, copies_that_fit, phase_rows, plan_capacity, verify
 from aionn.simulation.scenario import prepare
 from aionn.simulation.workload import READY_MODELS, workload_from_text
 from tests.simulation.test_simulate import Page
@@ -197,3 +197,37 @@ def test_page_of_an_empty_plan_is_a_page():
     page = Page()
     page.feed(capacity_page("gates", plan, []))
     assert page.open == [] and page.drawings == 0
+
+
+def phased(count, *, phase=None, deadline="0.0167"):
+    text = text_of(count, deadline=deadline).replace("guarantee = true", 'guarantee = "phased"')
+    return text if phase is None else text.replace("rate_per_s = 30", f"rate_per_s = 30\nphase_s = {phase}")
+
+
+def test_plan_chooses_phases_and_loses_no_frame_in_any_phasing():
+    scenario = prepare(workload_from_text(phased(8)), 1)
+    found = plan_capacity(scenario)
+    plain = plan_of(8, deadline="0.0167")[1]
+    assert (len(found.reservations), len(plain.reservations)) == (7, 4), "95 % of a slot have time for seven"
+    assert "may be reserved" in found.refusals[0].reason
+    rows = phase_rows(found)
+    assert len({row[3] for row in rows}) == 7 and all(0 <= row[3] < 33.4 for row in rows)
+    for run in verify(scenario, found):
+        assert (run.lost, run.labelled, run.unexplained) == (0, 0, 0) and run.frames > 40
+    assert "Phases" in capacity_page("gates", found, [])
+
+
+def test_stated_phases_are_kept_and_a_refusal_offers_another():
+    scenario = prepare(workload_from_text(phased(2, phase=0.005, deadline="0.0055")), 1)
+    found = plan_capacity(scenario)
+    assert [row[3] for row in phase_rows(found)] == [5.0]
+    assert "captures" in found.refusals[0].cheapest and "later" in found.refusals[0].cheapest
+
+
+def test_plan_command_shows_the_phases(tmp_path, capsys):
+    (path := tmp_path / "gates.toml").write_text(phased(3))
+    assert main(["plan", str(path), "--json", "--verify"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [row["stream"] for row in printed["phases"]] == ["c0", "c1", "c2"]
+    assert main(["plan", str(path)]) == 0
+    assert "tolerance ms" in capsys.readouterr().out

@@ -13,10 +13,12 @@ from aionn.cli.output import check_writable, print_json, write_report
 from aionn.reports.terminal import print_line, print_table
 from aionn.simulation.capacity import (
     FIT_HEADS,
+    PHASE_HEADS,
     SLOT_HEADS,
     VERIFICATION_HEADS,
     capacity_page,
     fit_rows,
+    phase_rows,
     plan_capacity,
     slot_rows,
 )
@@ -45,7 +47,7 @@ def plan(
     Exit code 1 means that a stream does not fit, or that the check in virtual time lost a frame.
 
     Args:
-        workload: A TOML file as for aionn simulate, in which streams have guarantee = true.
+        workload: A TOML file as for aionn simulate, in which streams have guarantee = true, or "phased".
         fps: Frames per second of all these streams, instead of their own.
         deadline: Their deadline in seconds, instead of their own.
         verify: Also run the plan in virtual time, over phases that are as unkind as the streams allow.
@@ -81,6 +83,7 @@ def plan(
             {
                 "fits": found.fits,
                 "slots": found.slots,
+                "phases": [dict(zip(PHASE_HEADS, row, strict=True)) for row in phase_rows(found)],
                 "refusals": found.refusals,
                 "decided_ms": found.decided_ms,
                 "verified": checked if verify else None,
@@ -88,6 +91,8 @@ def plan(
         )
         return code
     print_table(f"{described.name}: slots", SLOT_HEADS, slot_rows(found))
+    if phases := phase_rows(found):
+        print_table("phases", PHASE_HEADS, phases)
     print_table("streams of one kind on an empty slot", FIT_HEADS, fit_rows(found))
     for refusal in found.refusals:
         print_line(f"{refusal.reason}.")

@@ -46,7 +46,7 @@ from aionn.runtime.executions.writing import ViewsWriter, item_writer
 from aionn.runtime.guarantees.guarantee import StreamGuarantee
 from aionn.runtime.guarantees.reservations import FrameArrival
 from aionn.runtime.guarantees.stream import GuaranteedStream, ReservedPump, capture_deadline
-from aionn.runtime.guarantees.terms import check_guarantee, in_progress_max, stated_terms
+from aionn.runtime.guarantees.terms import at_phase, check_guarantee, in_progress_max, stated_terms
 from aionn.runtime.memory.arguments import (
     check_inputs,
 )
@@ -76,11 +76,15 @@ class _StreamArguments(NamedTuple):
         source: Gives the items.
         write: Writes an item into the memory of its inputs.
         drops_late: Whether late items are dropped.
+        rank: Their priority.
+        measure: Whether their timing is wanted.
     """
 
     source: AsyncIterable[Any]
     write: Callable[[Any, FrameBuffer], object]
     drops_late: bool
+    rank: Priority
+    measure: bool
 
 
 class Burst:
@@ -349,10 +353,11 @@ class Burst:
         on_late: Literal["drop", "deliver"] = "drop",
         priority: PriorityName | Priority | None = None,
         measure: bool = False,
-        guarantee: Literal[True, "best"],
+        guarantee: Literal[True, "best", "phased"],
         period: float,
         jitter: float | None = None,
         name: str = "stream",
+        phase_ns: int | None = None,
     ) -> GuaranteedStream[_T]: ...
 
     def stream(
@@ -364,10 +369,11 @@ class Burst:
         on_late: Literal["drop", "deliver"] = "drop",
         priority: PriorityName | Priority | None = None,
         measure: bool = False,
-        guarantee: bool | Literal["best"] = False,
+        guarantee: bool | Literal["best", "phased"] = False,
         period: float | None = None,
         jitter: float | None = None,
         name: str = "stream",
+        phase_ns: int | None = None,
     ) -> Stream[_T]:
         """Executes every item of a source; iterate over the result with ``async for``.
 
@@ -386,11 +392,14 @@ class Burst:
             priority: Against other executions; None takes the compilation's.
             measure: Whether ``timing`` is wanted.
             guarantee: True reserves device time before the source is read, or raises ``NotAdmitted`` then; ``"best"`` runs without
-                a reservation where there is no room. See ``GuaranteedStream``, which is returned.
+                a reservation where there is no room; ``"phased"`` is for captures at equal gaps: more streams fit, but the
+                reservation ends if the source moves to where there is no room. See ``GuaranteedStream``, which is returned.
             period: With a guarantee: least seconds between the captures of two items.
             jitter: With a guarantee: longest time in seconds from an item's capture until the source gives it; None means a tenth
                 of the shorter of period and deadline.
             name: With a guarantee: names the stream in messages.
+            phase_ns: With ``"phased"``: the time of any capture on the monotonic clock; None chooses one with room, see
+                ``reservation.phase_ns``.
 
         Returns:
             An iterator of ``StreamResult`` in the source's order. Errors of the source, and of the device, are raised from it.
@@ -401,13 +410,16 @@ class Burst:
         if not isinstance(on_late, str) or on_late not in ("drop", "deliver"):
             raise InvalidArgument(f"on_late: expected drop or deliver, got {on_late!r}")
         _check_source(source)
-        check_guarantee(guarantee)
+        check_guarantee(guarantee, phase_ns)
         measure = flag_of(measure, "measure")
         rank = self._priority if priority is None else priority_of(priority)
-        given = _StreamArguments(source, item_writer(self._inputs, into), on_late == "drop")
+        writer = item_writer(self._inputs, into)
+        given = _StreamArguments(source, writer, on_late == "drop", rank, measure)
         if guarantee:
             terms = stated_terms(name, period, deadline, jitter)
-            return self._reserved_stream(given, terms, rank, measure=measure, is_best=guarantee == "best")
+            if guarantee == "phased":
+                terms = at_phase(terms, now_ns() if phase_ns is None else phase_ns)
+            return self._reserved_stream(given, terms, guarantee, chooses_phase=phase_ns is None)
         if period is not None or jitter is not None:
             raise InvalidArgument("stream: period and jitter are terms of a guarantee; write guarantee=True")
         if deadline is not None and not callable(deadline):
@@ -436,7 +448,7 @@ class Burst:
             pump.figures.is_open = False
 
     def _reserved_stream(
-        self, given: _StreamArguments, terms: StreamTerms, rank: Priority, *, measure: bool, is_best: bool
+        self, given: _StreamArguments, terms: StreamTerms, guarantee: bool | str, *, chooses_phase: bool
     ) -> GuaranteedStream[Any]:
         if len(self._plan.steps) != 1 or self._plan.steps[0].interpreted is not None:
             raise InvalidArgument(
@@ -446,28 +458,29 @@ class Burst:
         if not self._plans:
             raise InvalidArgument("burst: use it with async with")
         self._check_buffers(terms)
-        guarantee = StreamGuarantee(
+        admitted = StreamGuarantee(
             self._plan.steps[0].device.reservations,
             self._plans[-1].keys[0],
             terms,
             declared_ns=self._plan.steps[0].prepared.expected_duration_ns,
-            is_best=is_best,
-            run=functools.partial(self._run_reserved, priority=rank, measure=measure),
+            is_best=guarantee == "best",
+            run=functools.partial(self._run_reserved, priority=given.rank, measure=given.measure),
             warm_up=self._warm_up,
             check=self._check_buffers,
+            chooses_phase=guarantee == "phased" and chooses_phase,
         )
         pump = ReservedPump(
             self._pool,
             self._background,
             given.source,
-            guarantee.execute,
+            admitted.execute,
             write=given.write,
-            deadline=capture_deadline(guarantee),
+            deadline=capture_deadline(admitted),
             drops_late=given.drops_late,
             device_slots=self._pool.slots,
             on_end=self._end_stream,
             figures=None if self._figures is None else self._figures.stream(),
-            guarantee=guarantee,
+            guarantee=admitted,
         )
         self._streams.add(pump)
         return GuaranteedStream(pump)

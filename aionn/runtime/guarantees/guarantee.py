@@ -4,7 +4,7 @@ Owns when the device is measured, and the reservation that the stream has now. `
 ``stream`` the results.
 
 Invariants:
-1. Nothing is reserved before ``admit`` returns, and nothing after ``end``, once the device is done with the last frame.
+1. Nothing is reserved before ``admit`` returns, and nothing after ``end``, once no frame of the slot is in progress.
 2. A change that is not admitted leaves everything as it was.
 3. A device that fails under a frame loses all of its reservations; its next admission measures it first.
 4. A reservation whose frames overrun grows to what was learnt of them, if that fits: a device is slower beside other work than when
@@ -34,8 +34,10 @@ from aionn.runtime.guarantees.reservations import (
     described,
 )
 from aionn.runtime.guarantees.stalls import stalls_of_loop
+from aionn.runtime.guarantees.terms import at_phase
 from aionn.scheduler.admission import SHARE_PPM, StreamTerms
 from aionn.scheduler.bandwidth import NO_STALLS, Label
+from aionn.scheduler.reservations.windows import PhasedServer
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -63,7 +65,11 @@ class StreamReservation(msgspec.Struct, frozen=True):
         slack_ns: The time that was left at the tightest point when it was admitted.
         at_ns: That point: the time since all streams began together.
         end: Why it has ended: ``released``, ``withdrawn`` (the device has failed), ``silent`` (no frame came for half a minute, and
-            another stream asked for the time); empty while it is in force.
+            another stream asked for the time), ``astray`` (the source has left its phase, and there is no room where it is now);
+            empty while it is in force.
+        phase_ns: With ``guarantee="phased"``: the time of a capture on the monotonic clock, not before now; all others are whole
+            periods away. It follows the source. None without a phase.
+        tolerance_ns: The most that a capture may be before or after its time.
     """
 
     slot: str
@@ -77,6 +83,8 @@ class StreamReservation(msgspec.Struct, frozen=True):
     slack_ns: int
     at_ns: int
     end: str = ""
+    phase_ns: int | None = None
+    tolerance_ns: int = 0
 
     def __str__(self) -> str:
         origin = f"0.99 quantile of {self.timings} timings" if self.timings else "declared by its driver,"
@@ -85,6 +93,8 @@ class StreamReservation(msgspec.Struct, frozen=True):
             f" {duration_text(self.period_ns)}, piece {duration_text(self.piece_ns)}, share {self.share:.3f}, slack"
             f" {duration_text(self.slack_ns)} at t = {duration_text(self.at_ns)}"
         )
+        if self.phase_ns is not None:
+            text += f", captures within {duration_text(self.tolerance_ns)} of their phase"
         return f"{text}; {self.end}" if self.end else text
 
 
@@ -112,6 +122,7 @@ class StreamGuarantee:
         run: Executes a frame.
         warm_up: Executes once, in a buffer of the burst.
         check: Raises ``InvalidArgument`` where the burst has too few buffers for terms.
+        chooses_phase: Whether the phase of the terms is replaced by one that fits.
 
     Attributes:
         terms: The terms as they are now.
@@ -131,6 +142,7 @@ class StreamGuarantee:
         run: RunFrame,
         warm_up: Callable[[], Awaitable[Result]],
         check: Callable[[StreamTerms], None],
+        chooses_phase: bool = False,
     ) -> None:
         if reservations.stalls is NO_STALLS:
             reservations.stalls = stalls_of_loop()
@@ -141,6 +153,7 @@ class StreamGuarantee:
         self._run = run
         self._warm_up = warm_up
         self._check = check
+        self._chooses_phase = chooses_phase
         self._lock = anyio.Lock()
         self._was_asked = False
         self._is_over = False
@@ -161,6 +174,11 @@ class StreamGuarantee:
         if held is None:
             return None
         reservation, verdict = held.reservation, held.reservation.verdict
+        phase_ns = reservation.terms.phase_ns
+        if phase_ns is not None:
+            phase_ns += (
+                max(0, -((phase_ns - now_ns()) // reservation.terms.period_ns)) * reservation.terms.period_ns
+            )
         return StreamReservation(
             slot=reservation.slot_name,
             duration_ns=reservation.cost.duration_ns,
@@ -173,6 +191,8 @@ class StreamGuarantee:
             slack_ns=verdict.slack_ns,
             at_ns=verdict.at_ns,
             end=held.end,
+            phase_ns=phase_ns,
+            tolerance_ns=reservation.terms.tolerance_ns,
         )
 
     # --- Admission ---
@@ -193,7 +213,9 @@ class StreamGuarantee:
             measured = await self._measured()
             self._check_open()
             try:
-                self.held = self._reservations.admit(self.terms, measured, self._model, now_ns=now_ns())
+                self.held = self._reservations.admit(
+                    self.terms, measured, self._model, now_ns=now_ns(), chooses_phase=self._chooses_phase
+                )
             except NotAdmitted as e:
                 if not self._is_best:
                     raise
@@ -214,14 +236,27 @@ class StreamGuarantee:
             measured = await self._measured()
             self._check_open()
             if self.held is None:
-                self.held = self._reservations.admit(terms, measured, self._model, now_ns=now_ns())
+                self.held = self._reservations.admit(
+                    terms, measured, self._model, now_ns=now_ns(), chooses_phase=self._chooses_phase
+                )
             else:
                 self._change(self.held, terms, measured)
             self.terms = terms
             self.refusal = None
 
     def _change(self, old: Held, terms: StreamTerms, measured: Measured) -> None:
-        found = self._reservations.change(old, terms, measured, now_ns=now_ns())
+        chooses_phase = self._chooses_phase
+        if terms.phase_ns is not None:
+            # At the phase that the source has; with another period, where there is room, and the first frame shows it.
+            seen_ns = old.server.captured_ns if isinstance(old.server, PhasedServer) else None
+            held_terms = old.reservation.terms
+            if terms.period_ns != held_terms.period_ns:
+                chooses_phase = True
+            elif not old.end and held_terms.phase_ns is not None:
+                terms, chooses_phase = at_phase(terms, held_terms.phase_ns), False
+            elif seen_ns is not None:
+                terms, chooses_phase = at_phase(terms, seen_ns), False
+        found = self._reservations.change(old, terms, measured, now_ns=now_ns(), chooses_phase=chooses_phase)
         if found is not old:
             found.server.counts = old.server.counts  # Of the stream, whatever its terms were.
             self._reservations.end(old)

@@ -1,13 +1,14 @@
 """The reservations of one device in this application: admission, the frames in progress, withdrawal, the limit of best effort.
 
 Owns the step from the ledger to the dispatcher: each reservation's server, the longest best-effort executions that a new one
-counts with, and the release of a reservation when the device is done with its last frame. Pure: ``now`` is an argument.
+counts with, and the release of a reservation when no frame of its slot is in progress. Pure: ``now`` is an argument.
 
 As long as time is reserved on a device, it is sent one execution per slot, in the order of the dispatcher. So each frame is one
 piece, also where the device can preempt: the device's own queue knows no reserved frames.
 
 Invariants:
-1. A reservation that has ended covers no frame, and its time is free when the device is done with its last one.
+1. A reservation that has ended covers no frame, and its time is free when no reserved frame of its slot is in progress: until then
+   frames that it has delayed may need the time that admission has left to them.
 2. Servers know after each change of the ledger whether their other frames may run as best effort.
 3. As long as time is reserved, best effort runs in the class of the device's threads that reserved frames have, unless the device
    has other clients: they wait for it.
@@ -28,6 +29,7 @@ from aionn.scheduler.bandwidth import NO_STALLS, BandwidthServer, Frame, Label, 
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.ledger import RESERVATIONS_MAX, Ledger, ReservableSlot, Reservation
+from aionn.scheduler.reservations.windows import PhasedServer
 
 __all__ = ["DeviceReservations", "FrameArrival", "Held", "Measured"]
 
@@ -56,7 +58,7 @@ class Held:
         lost_count: Number of those of them that were lost.
         lost: The label of the last one of these; None without one.
         end: Why it ended: ``released``, ``withdrawn`` (the device has failed), ``silent`` (no frame came, and others asked for the
-            time); empty while it is in force.
+            time), ``astray`` (the source has left its phase, and there is no room where it is now); empty while it is in force.
     """
 
     __slots__ = ("end", "in_progress", "lost", "lost_count", "measured", "model", "reservation", "server")
@@ -139,6 +141,7 @@ class FrameArrival:
         """See ``BandwidthServer.arrive``."""
         held = self.held
         self._owner.seen(held, now_ns)
+        self._owner.look(held, now_ns, deadline_ns)
         self.frame = held.server.arrive(now_ns, deadline_ns)
         return self.frame
 
@@ -150,8 +153,7 @@ class FrameArrival:
             self.held.lost_count -= 1
             if not self.held.lost_count:
                 self.held.lost = None
-        if self.held.end and not self.held.in_progress:
-            self._owner.free(self.held)
+        self._owner.frame_ended(self.held)
 
 
 class DeviceReservations:
@@ -178,6 +180,8 @@ class DeviceReservations:
         self._held: dict[int, Held] = {}
         self._models: dict[Hashable, str] = {}
         self._counted: set[str] = set()
+        self._ending: dict[int, Held] = {}  # Those that have ended, and count until their slot is idle.
+        self._moving: dict[int, Held] = {}  # Sources that were seen at another phase.
         self.is_up = True
         self.refusals = dict.fromkeys(("no_time", "device_down", "too_many"), 0)
         self.labels = dict.fromkeys(Label, 0)
@@ -207,18 +211,36 @@ class DeviceReservations:
 
     # --- Admission and end ---
 
-    def admit(self, terms: StreamTerms, measured: Measured, model: Hashable, *, now_ns: int) -> Held:
-        """Reserves time for a stream on the first slot with room.
+    def admit(
+        self,
+        terms: StreamTerms,
+        measured: Measured,
+        model: Hashable,
+        *,
+        now_ns: int,
+        chooses_phase: bool = False,
+    ) -> Held:
+        """Reserves time for a stream on the first slot with room; ``chooses_phase`` as for ``Ledger.admit``.
 
         Raises:
             NotAdmitted: No slot has; with the reason and what would fit.
         """
         self._prepare_admission(model, now_ns)
         with self._refusals_counted():
-            reservation = self._ledger.admit(terms, self._costs(measured), now_ns=now_ns)
+            reservation = self._ledger.admit(
+                terms, self._costs(measured), now_ns=now_ns, chooses_phase=chooses_phase
+            )
         return self._begin(reservation, measured, model)
 
-    def change(self, old: Held, terms: StreamTerms, measured: Measured, *, now_ns: int) -> Held:
+    def change(
+        self,
+        old: Held,
+        terms: StreamTerms,
+        measured: Measured,
+        *,
+        now_ns: int,
+        chooses_phase: bool = False,
+    ) -> Held:
         """Reserves time for new terms, before the old reservation ends: the caller ends it. Where the new terms demand no more, the
         old reservation has them from now on, and is returned.
 
@@ -228,11 +250,15 @@ class DeviceReservations:
         self._prepare_admission(old.model, now_ns, keep=old)
         if old.end:
             with self._refusals_counted():
-                reservation = self._ledger.admit(terms, self._costs(measured), now_ns=now_ns)
+                reservation = self._ledger.admit(
+                    terms, self._costs(measured), now_ns=now_ns, chooses_phase=chooses_phase
+                )
             return self._begin(reservation, measured, old.model)
         number = old.reservation.number
         with self._refusals_counted():
-            reservation = self._ledger.change(number, terms, self._costs(measured), now_ns=now_ns)
+            reservation = self._ledger.change(
+                number, terms, self._costs(measured), now_ns=now_ns, chooses_phase=chooses_phase
+            )
         if reservation.number != number:
             return self._begin(reservation, measured, old.model)
         old.reservation = reservation
@@ -277,7 +303,8 @@ class DeviceReservations:
         silent = self._ledger.end_silent(now_ns)
         for reservation in silent:
             held = self._held.pop(reservation.number)
-            held.end = "silent"
+            self._ending.pop(reservation.number, None)
+            held.end = held.end or "silent"
             held.server.is_withdrawn = True
         if silent:
             self._changed()
@@ -298,25 +325,76 @@ class DeviceReservations:
             for slot in self._slots:
                 self._ledger.forget_lower(slot, name)
 
-    def end(self, held: Held) -> None:
-        """Ends a reservation: it covers no further frame. Its time is free when its last one has ended. Idempotent."""
+    def end(self, held: Held, why: str = "released") -> None:
+        """Ends a reservation: it covers no further frame. Its time is free when no frame of its slot is in progress: those that
+        came before have counted with it, and one that is admitted now would come on top. Idempotent."""
         if held.end:
             return
-        held.end = "released"
+        held.end = why
         held.server.is_withdrawn = True
-        if not held.in_progress:
-            self.free(held)
+        self._ending[held.reservation.number] = held
+        self._settle(held.reservation.slot)
 
-    def free(self, held: Held) -> None:
-        """Frees the time of a reservation that has ended. Idempotent."""
-        number = held.reservation.number
-        if self._held.pop(number, None) is not None:
-            self._ledger.release(number)
+    def frame_ended(self, held: Held) -> None:
+        """Neither the dispatcher nor the device has a frame any more."""
+        if self._ending or self._moving:
+            self._settle(held.reservation.slot)
+
+    def _settle(self, slot: int) -> None:
+        """Frees the time of reservations that have ended, and moves phases, if no reserved frame of a slot is in progress."""
+        if any(held.in_progress for held in self._held.values() if held.reservation.slot == slot):
+            return
+        ended = [held for held in self._ending.values() if held.reservation.slot == slot]
+        for held in ended:
+            number = held.reservation.number
+            del self._ending[number], self._held[number]
+            if held.end == "astray":
+                self._ledger.lose(number)
+            else:
+                self._ledger.release(number)
+        if ended:
             self._changed()
+        for held in [held for held in self._moving.values() if held.reservation.slot == slot]:
+            del self._moving[held.reservation.number]
+            if isinstance(held.server, PhasedServer) and not held.end:
+                self._move(held, held.server)
+
+    # --- Phases ---
+
+    def look(self, held: Held, now_ns: int, deadline_ns: int | None) -> None:
+        """A frame of a reservation comes: with a phase, its capture is looked at, and the first one may move the phase."""
+        server = held.server
+        if not isinstance(server, PhasedServer) or held.end:
+            return
+        is_first = server.captured_ns is None
+        server.look(now_ns, deadline_ns)
+        if server.wanted_ns is None:
+            return
+        if is_first:
+            self._move(held, server)
+        else:
+            self._moving[held.reservation.number] = held
+
+    def _move(self, held: Held, server: PhasedServer) -> None:
+        """Has a reservation follow its source; where there is no room, and the source has left its windows, it ends."""
+        if server.wanted_ns is None:
+            return
+        phase_ns = server.wanted_ns % server.period_ns
+        found = self._ledger.move(held.reservation.number, phase_ns)
+        if found is not None:
+            held.reservation = found
+            server.move(phase_ns)
+            self._changed()
+        elif server.is_astray:
+            self.end(held, "astray")
+
+    # --- The end by the device ---
 
     def withdraw(self) -> None:
         """The device has failed: all reservations end, and none is made until ``restore``."""
         self.is_up = False
+        self._ending.clear()
+        self._moving.clear()
         for slot in self._slots:
             for reservation in self._ledger.withdraw(slot):
                 held = self._held.pop(reservation.number)
@@ -349,7 +427,7 @@ class DeviceReservations:
 
     @property
     def count(self) -> int:
-        """Number of reservations, those included that have ended while the device still has frames of them."""
+        """Number of reservations, those included that have ended while frames of their slot are in progress."""
         return len(self._held)
 
     def counts(self) -> dict[str, int]:

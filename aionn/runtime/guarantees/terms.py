@@ -6,13 +6,22 @@ Owns their check, the usual mistakes in the unit, and the values that are assume
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 from aionn.errors import InvalidArgument
 from aionn.hal import TIME_MAX_NS
 from aionn.scheduler.admission import DAY_NS, StreamTerms
+from aionn.scheduler.reservations.windows import phase_tolerance_ns
 
-__all__ = ["JITTER_SHARE", "changed_terms", "check_guarantee", "in_progress_max", "stated_terms"]
+__all__ = [
+    "JITTER_SHARE",
+    "at_phase",
+    "changed_terms",
+    "check_guarantee",
+    "in_progress_max",
+    "stated_terms",
+]
 
 JITTER_SHARE = 0.1
 """The jitter that is assumed where none is stated, as a share of the shorter of period and deadline: an event loop delivers the
@@ -22,10 +31,16 @@ NAME_CHARACTERS_MAX = 80
 """Longest name of a stream: it is a part of messages."""
 
 
-def check_guarantee(guarantee: Any) -> None:
-    """Raises ``InvalidArgument`` for anything but True, False and ``best``."""
-    if not isinstance(guarantee, bool) and not (isinstance(guarantee, str) and guarantee == "best"):
-        raise InvalidArgument(f'stream, guarantee: expected True, False or "best", got {guarantee!r}')
+def check_guarantee(guarantee: Any, phase_ns: Any = None) -> None:
+    """Raises ``InvalidArgument`` for anything but True, False, ``best`` and ``phased``, and for a phase without the last one."""
+    if not isinstance(guarantee, bool) and not (
+        isinstance(guarantee, str) and guarantee in ("best", "phased")
+    ):
+        raise InvalidArgument(
+            f'stream, guarantee: expected True, False, "best" or "phased", got {guarantee!r}'
+        )
+    if phase_ns is not None and guarantee != "phased":
+        raise InvalidArgument('stream: phase_ns is a term of guarantee="phased"')
 
 
 def stated_terms(name: str, period: Any, deadline: Any, jitter: Any) -> StreamTerms:
@@ -74,7 +89,39 @@ def changed_terms(old: StreamTerms, period: Any, deadline: Any, jitter: Any) -> 
     deadline_ns = old.deadline_ns if deadline is None else _ns("deadline", deadline, 1)
     jitter_ns = old.jitter_ns if jitter is None else _ns("jitter", jitter, 0)
     _check_jitter(jitter_ns, deadline_ns)
-    return StreamTerms(name=old.name, period_ns=period_ns, deadline_ns=deadline_ns, jitter_ns=jitter_ns)
+    terms = StreamTerms(name=old.name, period_ns=period_ns, deadline_ns=deadline_ns, jitter_ns=jitter_ns)
+    return terms if old.phase_ns is None else at_phase(terms, old.phase_ns)
+
+
+def at_phase(terms: StreamTerms, phase_ns: Any) -> StreamTerms:
+    """The terms of a stream whose captures are whole periods away from ``phase_ns``.
+
+    Raises:
+        InvalidArgument: It is not a time of the monotonic clock, or jitter and tolerance leave nothing of the period or deadline.
+    """
+    is_integer = isinstance(phase_ns, Integral) and not isinstance(phase_ns, bool)
+    if not is_integer or not 0 <= phase_ns <= TIME_MAX_NS:
+        is_long = is_integer and abs(phase_ns) > TIME_MAX_NS
+        raise InvalidArgument(
+            "stream, phase_ns: expected the time of a capture in nanoseconds on the monotonic clock, as captured_at_ns of a frame,"
+            f" got {'a number of 19 digits or more' if is_long else repr(phase_ns)}"
+        )
+    tolerance_ns = phase_tolerance_ns(terms.period_ns, terms.jitter_ns)
+    width_ns, shorter_ns = terms.jitter_ns + 2 * tolerance_ns, min(terms.deadline_ns, terms.period_ns)
+    if width_ns >= shorter_ns:
+        raise InvalidArgument(
+            f'stream, jitter: with guarantee="phased" its frames may come within {width_ns / 1e9:g} s (the jitter, and'
+            f" {tolerance_ns / 1e9:g} s before and after it for the drift of clocks); expected less than"
+            f" {shorter_ns / 1e9:g} s, the shorter of period and deadline"
+        )
+    return StreamTerms(
+        name=terms.name,
+        period_ns=terms.period_ns,
+        deadline_ns=terms.deadline_ns,
+        jitter_ns=terms.jitter_ns,
+        phase_ns=int(phase_ns),
+        tolerance_ns=tolerance_ns,
+    )
 
 
 def in_progress_max(terms: StreamTerms) -> int:

@@ -14,10 +14,8 @@ from aionn.scheduler.admission import (
     SlotCost,
     SlotTest,
     StreamTerms,
-    counter_offers,
-    offers_text,
-    reason_text,
 )
+from aionn.scheduler.reservations.offers import counter_offers, offers_text, reason_text
 
 MS = 1_000_000
 

@@ -473,8 +473,8 @@ def test_arguments_that_make_no_guarantee_are_refused():
                 burst.stream(camera(1, 1), period=0.04)
             with pytest.raises(aionn.InvalidArgument, match="expected a function"):
                 burst.stream(camera(1, 1), deadline=0.03)
-            with pytest.raises(aionn.InvalidArgument, match='True, False or "best"'):
-                burst.stream(camera(1, 1), guarantee="phased", period=0.04)
+            with pytest.raises(aionn.InvalidArgument, match='True, False, "best" or "phased"'):
+                burst.stream(camera(1, 1), guarantee="spread", period=0.04)
             with pytest.raises(aionn.InvalidArgument, match="expected a burst with 4 slots or more, got 2"):
                 gate(burst, camera(1, 1), deadline=0.1)
             assert burst.statistics().streams == 0

@@ -6,7 +6,14 @@ import math
 import pytest
 
 from aionn.errors import InvalidArgument
-from aionn.runtime.guarantees.terms import changed_terms, check_guarantee, in_progress_max, stated_terms
+from aionn.runtime.guarantees.terms import (
+    at_phase,
+    changed_terms,
+    check_guarantee,
+    in_progress_max,
+    stated_terms,
+)
+from aionn.scheduler.reservations.windows import phase_tolerance_ns
 
 MS = 1_000_000
 
@@ -77,12 +84,20 @@ def test_change_keeps_what_is_not_stated():
         changed_terms(old, None, 0.001, None)
 
 
-@pytest.mark.parametrize("guarantee", [1, 0, "phased", "yes", None, 0.5])
-def test_guarantee_is_true_false_or_best(guarantee):
-    for fine in (True, False, "best"):
+@pytest.mark.parametrize("guarantee", [1, 0, "spread", "yes", None, 0.5])
+def test_guarantee_is_true_false_best_or_phased(guarantee):
+    for fine in (True, False, "best", "phased"):
         check_guarantee(fine)
-    with pytest.raises(InvalidArgument, match='expected True, False or "best"'):
+    with pytest.raises(InvalidArgument, match='expected True, False, "best" or "phased"'):
         check_guarantee(guarantee)
+
+
+def test_phase_has_a_tolerance_for_drift_and_a_part_of_the_jitter():
+    terms = at_phase(stated_terms("gate", 0.040, 0.030, 0.002), 5)
+    assert (terms.phase_ns, terms.tolerance_ns) == (5, phase_tolerance_ns(40 * MS, 2 * MS))
+    assert 0.2 * MS + 0.5 * MS < terms.tolerance_ns < 0.25 * MS + 0.5 * MS
+    assert changed_terms(terms, None, None, None) == terms
+    assert changed_terms(terms, None, None, 0.0).tolerance_ns < 0.25 * MS
 
 
 def test_frames_in_progress_are_those_between_capture_and_deadline():

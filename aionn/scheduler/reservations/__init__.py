@@ -1,0 +1,1 @@
+"""The parts of reservations beside the admission test: phases, counter-offers, the enforcement of phases."""
