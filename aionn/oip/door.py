@@ -23,7 +23,7 @@ import anyio.to_thread
 import aionn
 from aionn.oip.models import EXECUTIONS_MAX, ServedModel
 from aionn.oip.refusals import NotServed, Unavailable
-from aionn.oip.requests import Answer, Request
+from aionn.oip.requests import VERSION, Answer, Request
 from aionn.oip.tensors import Array
 from aionn.oip.terms import terms_of
 
@@ -96,7 +96,7 @@ class Door:
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether requests for a model are accepted; False for one that is not served."""
-        return self.is_ready and name in self.models and version in ("", "1")
+        return self.is_ready and name in self.models and version in ("", VERSION)
 
     def model(self, name: str, version: str) -> ServedModel:
         """A model.

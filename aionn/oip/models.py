@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -60,6 +61,9 @@ ELEMENT_BYTES_MAX: Final = 32
 
 MESSAGE_BYTES_MAX: Final = 256 << 20
 """Largest message of all: a few of them fit into the memory of a small machine."""
+
+EXTENT_END: Final = 1 << 31
+"""Extents of an operand are below it."""
 
 SUFFIXES: Final = (".tflite", ".onnx")
 
@@ -181,7 +185,7 @@ def _tensors(specs: Sequence[aionn.TensorSpec], word: str, where: str) -> list[_
 
 def _check_shape(expected: tuple[int, ...], given: tuple[int, ...], where: str) -> None:
     fits = len(expected) == len(given) and all(
-        e == g or (e == -1 and 0 < g < 1 << 31) for e, g in zip(expected, given, strict=True)
+        0 < g < EXTENT_END and e in (-1, g) for e, g in zip(expected, given, strict=True)
     )
     if not fits:
         raise aionn.InvalidArgument(f"{where}: expected the shape {list(expected)}, got {list(given)}")
@@ -272,7 +276,9 @@ async def served(
             net = await stack.enter_async_context(await runtime.compile(path))
             burst = None
             if all(0 not in spec.dimensions for spec in (*net.inputs, *net.outputs)):
-                burst = await stack.enter_async_context(net.burst(slots=_buffers(net)))
+                # Beyond the bursts that a client may have, models are executed without one, at a higher cost for each request.
+                with contextlib.suppress(aionn.ResourceExhausted):
+                    burst = await stack.enter_async_context(net.burst(slots=_buffers(net)))
             platform = Path(path).suffix.lstrip(".").lower() or "model"
             models[name] = ServedModel(name, net, platform, burst)
         yield models

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import anyio
 import numpy as np
@@ -17,6 +18,7 @@ from aionn.oip.models import (
     ServedModel,
     find_models,
     message_bytes_max,
+    served,
 )
 from aionn.oip.refusals import NotServed, Unavailable
 from aionn.oip.requests import WantedOutput
@@ -162,6 +164,38 @@ def test_open_extents_take_any_size_and_names_are_made() -> None:
         else:
             with pytest.raises(aionn.InvalidArgument, match="expected the shape"):
                 model.check_inputs([given])
+
+
+async def test_models_beyond_the_bursts_of_a_client_are_executed_without_one() -> None:
+    class Net(HeldNet):
+        """A compilation whose second burst is rejected."""
+
+        bursts = 0
+
+        async def __aenter__(self) -> Net:
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+        def burst(self, *, slots: int) -> Net:
+            assert slots == 64
+            Net.bursts += 1
+            if Net.bursts == 2:
+                raise aionn.ResourceExhausted("quota bursts: 1")
+            return self
+
+    class Runtime:
+        async def compile(self, path: str) -> Net:
+            return Net()
+
+    runtime: Any = Runtime()
+    async with served(runtime, {"a": "a.tflite", "b": "b.ONNX"}) as found:
+        door = Door(found)
+        for name in ("a", "b"):
+            answer = await door.infer(request_for(model=name), NOW, None)
+            assert answer.outputs[0][1].tolist() == [[2, 2, 2, 2]]
+        assert [one.description.platform for one in found.values()] == ["aionn_tflite", "aionn_onnx"]
 
 
 def test_largest_message_follows_from_the_models() -> None:
