@@ -212,6 +212,8 @@ REMEDIES = {
     "LiteRT|ai.edge.litert": "LiteRT is not installed: pip install -e '.[litert]'",
     "ONNX Runtime|onnxruntime": "ONNX Runtime is not installed: pip install -e '.[onnxruntime]'",
     "uvicorn": "uvicorn and websockets are not installed: pip install -e '.[watch]'",
+    "tritonclient": "tritonclient is not installed: pip install --group test",
+    "grpcio": "grpcio is not installed: pip install -e '.[oip]'",
     "nbclient": "nbclient and ipykernel are not installed: pip install --group test",
     "OpenVINO|openvino": "OpenVINO is not installed: pip install -e '.[openvino]'",
     "PyAV": "PyAV is not installed: pip install -e '.[media]'",

@@ -38,10 +38,9 @@ PRODUCT = RUNTIME_LAYER | {"aionn.reports", "aionn.runtime", "aionn.media", "aio
 
 # Each row speaks for what is below it, and a unit may always import itself.
 MAY_IMPORT: dict[str, set[str]] = {
-    "fences": set(),
-    "fmq": set(),
+    **{key: set() for key in ("fences", "fmq")},
     "aionn.errors": set(),
-    "aionn.observability": {"aionn.errors", "aionn.platform"},
+    **{key: {"aionn.errors", "aionn.platform"} for key in ("aionn.media", "aionn.observability")},
     "aionn.platform": {"aionn.errors", "fmq"},
     "aionn.hal": {"aionn.errors", "fences", "fmq"},
     "aionn.ops": {"aionn.hal", "aionn.errors"},
@@ -58,18 +57,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aionn.service": RUNTIME_LAYER
     - {"aionn.fleet", "aionn.models", "aionn.ops", "aionn.interpreter", "aionn.service"},
     "aionn.fleet": LOWEST | {"aionn.drivers.kit", "aionn.scheduler", "aionn.service", "aionn.validation"},
-    "aionn.reports": {"aionn.errors"},
     "aionn.runtime": RUNTIME_LAYER | {"aionn.reports"},
-    "aionn.media": {"aionn.errors", "aionn.platform"},
-    "aionn.realtime": {"aionn.errors"},
+    **{key: {"aionn.errors"} for key in ("aionn.realtime", "aionn.reports")},
     "aionn.watch": LOWEST | {"aionn.media", "aionn.reports", "aionn.runtime", "aionn.scheduler"},
+    "aionn.oip": {"aionn"},
     "aionn.simulation": LOWEST
     | {"aionn.models", "aionn.drivers.kit", "aionn.drivers.simulated", "aionn.reports", "aionn.scheduler"},
     "aionn.benchmarking": PRODUCT,
     "aionn.conformance": PRODUCT | {"aionn", "aionn.drivers.*", "aionn.testing"},
     "aionn.testing": PRODUCT | {"aionn", "aionn.drivers.*", "aionn.conformance"},
     "aionn.cli": PRODUCT
-    | {"aionn", "aionn.benchmarking", "aionn.drivers.*", "aionn.testing", "aionn.conformance"},
+    | {"aionn", "aionn.benchmarking", "aionn.drivers.*", "aionn.oip", "aionn.testing", "aionn.conformance"},
     "aionn.__main__": {"aionn.cli"},
     "aionn.blocking": PRODUCT,
     "aionn": PRODUCT | {"aionn.blocking"},
@@ -83,7 +81,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("av", "sounddevice"), ("aionn/media/",)),
     "jeepney": ("aionn/realtime/realtimekit.py",),
     "opentelemetry": ("aionn/runtime/metrics/spans.py",),
-    "uvicorn": ("aionn/watch/process.py",),
+    "uvicorn": ("aionn/watch/process.py", "aionn/oip/rest_server.py"),
+    "grpc": ("aionn/oip/grpc_server.py",),
     "mlperf_loadgen": ("aionn/benchmarking/loadgen.py",),
     "asyncio": (
         "aionn/benchmarking/loadgen.py",
@@ -94,6 +93,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/media/live/",
         "aionn/media/joining.py",
         "aionn/media/source.py",
+        "aionn/oip/",
         "aionn/platform/loops.py",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",

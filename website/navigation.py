@@ -52,6 +52,7 @@ SECTIONS = (
             "docs/how-to/jupyter.md",
             "docs/how-to/service.md",
             "docs/how-to/docker.md",
+            "docs/how-to/open-inference-protocol.md",
             "docs/how-to/first-driver.md",
             "docs/how-to/custom-operators.md",
             "docs/how-to/virtual-time.md",

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, NamedTuple, NoReturn
@@ -21,14 +21,16 @@ from cyclopts import Parameter
 
 from aionn.cli import interrupts
 from aionn.cli.driver_module import find_driver_module
-from aionn.cli.network import Network, network_of, serving_network, socket_of
 from aionn.cli.numbers import numbers
 from aionn.cli.realtime import RealtimeOption
+from aionn.cli.serving.door import DoorProcess, door_of, serving_door
+from aionn.cli.serving.network import Network, network_of, serving_network, socket_of
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
 from aionn.hal import Device
 from aionn.observability.log_tags import choose_tags
 from aionn.observability.scraping import MetricsServer, Source
+from aionn.oip.settings import DoorSettings
 from aionn.platform.loops import caller, finish, in_loop
 from aionn.realtime import Mode, PageLocks, RunLimit, SchedulingClass
 from aionn.realtime.scheduling import close_shared, open_shared
@@ -90,6 +92,9 @@ def serve(
     tls_key: Path | None = None,
     tls_clients: Path | None = None,
     any_client: Annotated[bool, Parameter(negative=())] = False,
+    oip: str | None = None,
+    oip_rest: Annotated[int | None, numbers(0, 65535)] = None,
+    model: Sequence[str] = (),
     realtime: RealtimeOption = None,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -130,14 +135,22 @@ def serve(
         tls_key: File of its key, if it is not in the same file.
         tls_clients: File of the certificates of network clients, or of authorities that sign them: others are not served.
         any_client: Serve network clients of other machines without a certificate. All that can connect may then use the device.
+        oip: PORT or HOST:PORT at which models are served by the Open Inference Protocol over gRPC, at 127.0.0.1 without a host;
+            port 0 takes a free one. Over REST they are served at the port below it.
+        oip_rest: Port of REST, if it is another one.
+        model: NAME=FILE, FILE, or a folder of .tflite and .onnx files that --oip serves; can be given several times.
         realtime: Real-time scheduling of this process: required, used if the machine permits it, or off; by default AIONN_REALTIME,
             or off.
         quiet: Print nothing.
     """
     permissions = _permissions(mode)
-    if socket is None and listen is None:
-        raise InvalidArgument("serve: expected --socket PATH, --listen HOST:PORT, or both")
-    network = network_of(listen, node_name, tls_certificate, tls_key, tls_clients, any_client=any_client)
+    if socket is None and listen is None and oip is None:
+        raise InvalidArgument(
+            "serve: expected --socket PATH, --listen HOST:PORT or --oip PORT, or several of them"
+        )
+    door = door_of(oip, oip_rest, model, any_client=any_client, drain_s=drain_within)
+    is_open = any_client and (oip is None or listen is not None)
+    network = network_of(listen, node_name, tls_certificate, tls_key, tls_clients, any_client=is_open)
     quotas = msgspec.structs.replace(
         SHARED_QUOTAS,
         memory_bytes=memory_mib * MIB,
@@ -158,7 +171,7 @@ def serve(
     freeze_modules()
     shorten_turns()
     with _realtime(settings.realtime), socket_of(socket) as path:
-        places = _Places(path, socket is None, permissions, network, metrics, at)
+        places = _Places(path, socket is None, permissions, network, door, metrics, at)
         try:
             state = interrupts.run(_serve, made, places, quotas, limits, hang_after, drain_within, quiet)
         except KeyboardInterrupt:
@@ -222,6 +235,7 @@ class _Places(NamedTuple):
         is_private: Whether the socket is this command's own, for the network alone.
         mode: Permissions of the socket.
         network: None if it does not listen.
+        door: None if it does not serve models.
         metrics: See ``serve``.
         page: HOST:PORT of the page; None without one.
     """
@@ -230,6 +244,7 @@ class _Places(NamedTuple):
     is_private: bool
     mode: int
     network: Network | None
+    door: DoorSettings | None
     metrics: str | None
     page: str | None
 
@@ -258,26 +273,38 @@ async def _serve(
             page,
             anyio.create_task_group() as tasks,
         ):
-            started = anyio.Event()
-            with _sigterm(drain, places):
+            started, terminated = anyio.Event(), anyio.Event()
+            with _sigterm(drain, places, terminated.set):
                 tasks.start_soon(_listen, device, places, quotas, limits, hang_after, started, drain)
                 await started.wait()
-                async with serving_network(places.network, places.path) as address:
+                async with (
+                    serving_network(places.network, places.path) as address,
+                    serving_door(places.door, places.path) as door,
+                ):
                     if not quiet:
-                        where = " and ".join(
-                            filter(None, ("" if places.is_private else str(places.path), address))
-                        )
-                        report_line(f"serving {name} at {where}; Ctrl-C ends it")
-                        if url:
-                            report_line(f"metrics at {url}")
-                    await drain.requested()
+                        _report_places(name, places, address, door, url)
+                    await terminated.wait()
                     if not quiet:
                         report_line(f"ending {name}: accepted executions have {drain_within:g} s")
+                    # Requests that the door has accepted are executed while the device still begins executions.
+                    is_whole = door is None or await door.drain()
+                    drain.wake()
                     await drain.ended()
-                    _end_soon(drain.state, name, places)
+                    state = drain.state if is_whole else DrainState.CUT_OFF
+                    _end_soon(state, name, places)
     finally:
         await finish(device.aclose())
-    return drain.state
+    return state
+
+
+def _report_places(name: str, places: _Places, address: str, door: DoorProcess | None, metrics: str) -> None:
+    own = "" if places.is_private else str(places.path)
+    found = list(filter(None, (own, address, "" if door is None else f"{door.address} (gRPC)")))
+    report_line(f"serving {name} at {' and '.join(found)}; Ctrl-C ends it")
+    if door is not None and places.door is not None:
+        report_line(f"models {', '.join(places.door.models)} at {door.rest_url} as well")
+    if metrics:
+        report_line(f"metrics at {metrics}")
 
 
 def _counted(
@@ -286,7 +313,7 @@ def _counted(
     """The counts of the process, None if they are not read, and its page, an empty context without one."""
     if at is None:
         return None if metrics is None else HostFigures(), nullcontext()
-    from aionn.cli.served import ServedFigures
+    from aionn.cli.serving.served import ServedFigures
     from aionn.cli.watched_streams import served_page
     from aionn.watch import Collector
 
@@ -320,12 +347,12 @@ async def _exposed(
 
 
 @contextmanager
-def _sigterm(drain: Drain, places: _Places) -> Iterator[None]:
-    """Drains at SIGTERM, and ends the process at the second one.
+def _sigterm(drain: Drain, places: _Places, begin: Callable[[], object]) -> Iterator[None]:
+    """Calls ``begin`` in the loop at SIGTERM, and ends the process at the second one.
 
     A handler of Python and not of the event loop: the second signal takes effect although a device blocks the loop.
     """
-    wake = caller(drain.wake)
+    wake = caller(begin)
 
     def handle(number: int, frame: object) -> None:
         if drain.terminate() is DrainState.STOPPED:

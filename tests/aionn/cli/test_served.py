@@ -16,7 +16,7 @@ import pytest
 
 import aionn
 from aionn.cli.commands.serve import serve
-from aionn.cli.served import ServedFigures
+from aionn.cli.serving.served import ServedFigures
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import DeadObject, InvalidArgument, MissedDeadline
 from aionn.hal import Priority

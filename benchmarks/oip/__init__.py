@@ -1,0 +1,1 @@
+"""The cost of serving models by the Open Inference Protocol: `python -m benchmarks.oip`."""
