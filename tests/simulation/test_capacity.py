@@ -226,8 +226,12 @@ def test_stated_phases_are_kept_and_a_refusal_offers_another():
 
 def test_plan_command_shows_the_phases(tmp_path, capsys):
     (path := tmp_path / "gates.toml").write_text(phased(3))
-    assert main(["plan", str(path), "--json", "--verify"]) == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(path), "--json", "--verify"])
+    assert ended.value.code == 0
     printed = json.loads(capsys.readouterr().out)
     assert [row["stream"] for row in printed["phases"]] == ["c0", "c1", "c2"]
-    assert main(["plan", str(path)]) == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(path)])
+    assert ended.value.code == 0
     assert "tolerance ms" in capsys.readouterr().out
