@@ -348,7 +348,7 @@ def slot_rows(plan: CapacityPlan) -> list[tuple[object, ...]]:
 
 def phase_rows(plan: CapacityPlan) -> list[tuple[object, ...]]:
     """The rows of a table of the streams with phases, under ``PHASE_HEADS``: when their captures come within their periods."""
-    found = []
+    found: list[tuple[object, ...]] = []
     for held in plan.reservations.values():
         terms = held.terms
         if terms.phase_ns is not None:

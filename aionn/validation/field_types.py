@@ -37,7 +37,7 @@ _Check = Callable[[Any], bool]
 
 
 def is_iterable(value: object) -> TypeGuard[Iterable[Any]]:
-    """Whether an argument can be iterated. An array of numpy without dimensions says so of its class, and cannot."""
+    """Whether an argument can be iterated. An array of numpy without dimensions has the method, and cannot."""
     try:
         iter(value)  # type: ignore[call-overload]
     except TypeError:

@@ -259,7 +259,8 @@ def _weights(image: Value, of: _Pool) -> Array:
         places = np.arange(count)[:, None] * window.strides[axis] + offsets
         low, high = (-window.pads[axis], extent + window.pads[axis + 2]) if of.counts_padding else (0, extent)
         factors.append(((places >= low) & (places < high)).sum(1))
-    return (factors[0][:, None] * factors[1]).astype(np.float32).reshape(1, *map(len, factors), 1)
+    weights: Array = factors[0][:, None] * factors[1]
+    return weights.astype(np.float32).reshape(1, *map(len, factors), 1)
 
 
 # The whole image
