@@ -75,7 +75,7 @@ asyncio.run(main())
 """
 
 
-def infer_message(values: np.ndarray[Any, Any], model: str = "copy", name: str = "input_0") -> bytes:
+def infer_message(values: np.ndarray[Any, Any], model: str = "copy", name: str = "input0") -> bytes:
     """A `ModelInferRequest`."""
     tensor = [*pb.view_field(1, name), *pb.view_field(2, "FP32"), pb.packed_field(3, values.shape)]
     pieces = [
