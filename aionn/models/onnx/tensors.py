@@ -22,9 +22,11 @@ import numpy.typing as npt
 
 from aionn.hal import FusedActivation, OperandType
 from aionn.models.builder import Value
+from aionn.models.onnx.extension import DTYPES, ElementType
 from aionn.models.onnx.extension.narrow import CARRIERS
 
 __all__ = [
+    "ELEMENT_TYPES",
     "INT32",
     "OPERAND_TYPES",
     "RANK_MAX",
@@ -36,6 +38,8 @@ __all__ = [
     "Shape",
     "Tensor",
     "distinct",
+    "fits_int32",
+    "is_finite_in",
     "ordered",
     "stored_shape",
 ]
@@ -43,6 +47,9 @@ __all__ = [
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 Order = tuple[int, ...]
+
+ELEMENT_TYPES = {dtype.name: kind for kind, dtype in reversed(DTYPES.items()) if kind != ElementType.BFLOAT16}
+"""The extension's operand type by numpy's name of the element type."""
 
 RANK_MAX = 4
 """Most axes that the HAL's operations take."""
@@ -175,3 +182,14 @@ class Tensor:
     def numpy_type(self) -> np.dtype[Any]:
         """numpy's type of the elements, or of numbers that carry them where numpy lacks the type."""
         return np.dtype(CARRIERS.get(self.dtype, self.dtype))
+
+
+def is_finite_in(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether all finite numbers are finite in a narrower float type."""
+    with np.errstate(over="ignore"):
+        return bool((np.isfinite(array.astype(dtype)) == np.isfinite(array)).all())
+
+
+def fits_int32(array: Array) -> bool:
+    """Whether all whole numbers are in the range of int32."""
+    return array.size == 0 or (int(array.min()) >= INT32[0] and int(array.max()) <= INT32[1])

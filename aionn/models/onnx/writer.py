@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,11 +27,11 @@ import numpy as np
 from aionn.errors import Error, InvalidModel
 from aionn.hal import Model, Operand, OperandLifeTime, OperandType, OperationType, operand_dtype
 from aionn.models.builder import ExtensionCode, GraphBuilder, Value
-from aionn.models.onnx.extension import DTYPES, EXTENSION_NAME, ElementType, number_of
-from aionn.models.onnx.extension.narrow import KINDS, rounded
+from aionn.models.onnx.extension import EXTENSION_NAME, ElementType, number_of
+from aionn.models.onnx.extension.narrow import KINDS, ROUNDING_BYTES, rounded
 from aionn.models.onnx.tensors import (
+    ELEMENT_TYPES,
     EXTENSION_STORED,
-    INT32,
     OPERAND_TYPES,
     RANK_MAX,
     Array,
@@ -41,6 +41,8 @@ from aionn.models.onnx.tensors import (
     Shape,
     Tensor,
     distinct,
+    fits_int32,
+    is_finite_in,
     ordered,
     stored_shape,
 )
@@ -53,9 +55,6 @@ CONSTANT_BYTES_MAX = 640 << 20
 """Largest sum of the constants that the import makes, besides views of the file. The largest classifiers whose weights a file of
 some kilobytes defines by ConstantOfShape have 574 MB of them."""
 
-ROUNDING_BYTES = 48
-"""Memory for each element that is rounded to a type that numpy lacks: float64 numbers, their exponents and quanta."""
-
 OPERATIONS_MAX = 200_000
 """Operations of one model. Large language models have some thousand nodes, of about ten operations each."""
 
@@ -64,12 +63,6 @@ OPERAND_BYTES_MAX = 2**32 - 1
 
 Input = Value | bool | int | float
 """An argument of an operation: a number means a constant scalar."""
-
-
-_ELEMENT_TYPES = {
-    dtype.name: kind for kind, dtype in reversed(DTYPES.items()) if kind != ElementType.BFLOAT16
-}
-"""The extension's operand type by numpy's name of the element type."""
 
 
 class _Step(NamedTuple):
@@ -205,9 +198,9 @@ class GraphWriter:
         """A HAL constant with the elements of an array, in its stored shape."""
         operand = self._operand(dtype or array.dtype.name, stored_shape(array.shape))
         target = operand_dtype(operand.type)
-        if target == np.int32 and array.dtype != np.int32 and not _fits(distinct(array)):
+        if target == np.int32 and array.dtype != np.int32 and not fits_int32(distinct(array)):
             raise Inexpressible("a constant whose whole numbers do not fit 32 bits")
-        if array.dtype == np.float64 and target != np.float64 and not _is_finite_in(distinct(array), target):
+        if array.dtype == np.float64 and target != np.float64 and not is_finite_in(distinct(array), target):
             raise Inexpressible(f"a constant of type DOUBLE whose numbers do not fit {target.name}")
         if not array.flags.c_contiguous or array.dtype != target:
             self.charge(array.size * target.itemsize)
@@ -355,7 +348,7 @@ class GraphWriter:
         ):
             return self.form(tensor)
         self.charge(tensor.array.nbytes)
-        code = ExtensionCode(EXTENSION_NAME, _ELEMENT_TYPES[tensor.dtype])
+        code = ExtensionCode(EXTENSION_NAME, ELEMENT_TYPES[tensor.dtype])
         return self._builder.constant(
             np.ascontiguousarray(tensor.array), code, dimensions=stored_shape(tensor.shape)
         )
@@ -605,13 +598,3 @@ class GraphWriter:
         )
         self._steps.append(_Step(OperationType.CAST, (value,), (variable,), self.source, "CAST"))
         return variable
-
-
-def _is_finite_in(array: Array, dtype: np.dtype[Any]) -> bool:
-    """Whether all finite numbers are finite in a narrower float type."""
-    with np.errstate(over="ignore"):
-        return bool((np.isfinite(array.astype(dtype)) == np.isfinite(array)).all())
-
-
-def _fits(array: Array) -> bool:
-    return array.size == 0 or (int(array.min()) >= INT32[0] and int(array.max()) <= INT32[1])

@@ -16,7 +16,10 @@ import numpy.typing as npt
 from aionn.models.onnx.constants import DTYPE_NAMES
 from aionn.models.onnx.schema import DataType
 
-__all__ = ["CARRIERS", "KINDS", "NAMES", "NARROW", "Narrow", "carrier_of", "rounded"]
+__all__ = ["CARRIERS", "KINDS", "NAMES", "NARROW", "ROUNDING_BYTES", "Narrow", "carrier_of", "rounded"]
+
+ROUNDING_BYTES = 48
+"""Memory for each element that is rounded to a type that numpy lacks: float64 numbers, their exponents and quanta."""
 
 Array = npt.NDArray[Any]
 
