@@ -204,7 +204,7 @@ def test_fleet_command_shows_who_is_there(served: Served, aionn_here: Any) -> No
 def test_mistakes_on_the_command_line_are_told_in_one_sentence(aionn_here: Any, tmp_path: Path) -> None:
     (tmp_path / "empty.pem").write_text("")
     for arguments, words in (
-        ((), "expected --socket PATH, --listen HOST:PORT, or both"),
+        ((), "expected --socket PATH, --listen HOST:PORT or --oip PORT, or several of them"),
         (("--listen", "0.0.0.0:0"), "other machines reach this address"),
         (("--listen", "7463"), "expected HOST:PORT"),
         (("--socket", "x", "--any-client"), "--any-client goes with --listen"),
