@@ -366,22 +366,21 @@ class Ledger:
 
     def release(self, number: int) -> Reservation | None:
         """Ends a reservation; None where it has ended already."""
+        return self._end(number, "released")
+
+    def lose(self, number: int) -> Reservation | None:
+        """Ends a reservation whose source has left its phase; None where it has ended already."""
+        return self._end(number, "withdrawn")
+
+    def _end(self, number: int, count: str) -> Reservation | None:
         for slot, held in enumerate(self._held):
             found = held.pop(number, None)
             if found is not None:
                 self._changed(slot)
                 self._seen_ns.pop(number, None)
-                self._counts["released"] += 1
+                self._counts[count] += 1
                 return found
         return None
-
-    def lose(self, number: int) -> Reservation | None:
-        """Ends a reservation whose source has left its phase; None where it has ended already."""
-        found = self.release(number)
-        if found is not None:
-            self._counts["released"] -= 1
-            self._counts["withdrawn"] += 1
-        return found
 
     def release_client(self, client: str) -> tuple[Reservation, ...]:
         """Ends all reservations of a client that is gone; returns them."""
@@ -416,9 +415,7 @@ class Ledger:
         """Ends the reservations without a frame for ``SILENCE_NS``; returns them."""
         found = tuple(r for r in self.reservations() if now_ns - self._seen_ns[r.number] >= SILENCE_NS)
         for reservation in found:
-            self.release(reservation.number)
-            self._counts["released"] -= 1
-            self._counts["silent"] += 1
+            self._end(reservation.number, "silent")
         return found
 
     def silent_at_ns(self) -> int | None:

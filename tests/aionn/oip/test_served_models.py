@@ -21,6 +21,7 @@ import pytest
 
 from aionn.platform.python_process import python_command, python_environment
 from tests.aionn.conftest import Command
+from tests.aionn.oip.claims import claims_of, outcomes_of
 from tests.documentation.pages import blocks
 
 pytestmark = pytest.mark.forked("any")
@@ -35,9 +36,6 @@ MODELS = (
 )
 START_S_MAX = 60.0
 RUN_S_MAX = 100
-CLAIMS = re.findall(
-    r"(?m)^(?:async )?def (claim_\w+)", (Path(__file__).parent / "triton_claims.py").read_text()
-)
 
 
 class Served(NamedTuple):
@@ -79,21 +77,11 @@ def outcomes() -> dict[str, str]:
     """The traceback of each claim about tritonclient that failed, by name; empty for the others."""
     need("tritonclient")
     with serving() as served:
-        finished = subprocess.run(
-            [sys.executable, "-m", "tests.aionn.oip.triton_claims", served.grpc, served.rest],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=RUN_S_MAX,
-            check=False,
-        )
-    assert finished.returncode == 0, finished.stderr
-    found: dict[str, str] = json.loads(finished.stdout)
-    return found
+        return outcomes_of("triton_claims", served.grpc, served.rest, limit_s=RUN_S_MAX)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("claim", claims_of("triton_claims"))
 def test_clients_of_triton_are_served(outcomes: dict[str, str], claim: str) -> None:
     assert outcomes[claim] == ""
 
