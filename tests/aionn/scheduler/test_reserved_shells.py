@@ -137,6 +137,7 @@ def test_cancelled_frame_leaves_no_backlog():
     assert shell.enter(deadline=15).state is JobState.RUNNING
 
 
+@pytest.mark.aionn(virtual_time=True)
 async def test_frame_behind_one_without_a_budget_gets_its_slot_then():
     """The budget ends while nothing else happens: the frame that waits sees to it."""
 
@@ -162,6 +163,7 @@ async def test_frame_behind_one_without_a_budget_gets_its_slot_then():
     dispatcher.release(long)
 
 
+@pytest.mark.aionn(virtual_time=True)
 async def test_frame_that_becomes_late_is_reported_before_its_deadline():
     def now_ns():
         return int(anyio.current_time() * 1e9)
