@@ -10,7 +10,7 @@ Invariants:
 3. Nothing of a file is decoded before the digest was found right, and no content is read before the heads of all files, with their
    lengths, were.
 4. Saving starts at byte 0 whatever the descriptor's offset, and leaves no old content; one that fails leaves nothing that loads.
-5. Content is read, checked and written in blocks of ``BLOCK_BYTES``; no thread copies all of it with the interpreter's lock held.
+5. Content is read, checked and written in steps of ``STEP_BYTES``, each by a few calls that do not hold the interpreter's lock.
 
 A file is a head (magic, number of the saving, seal, digest) and its content. Blocks of zeros are neither hashed nor written, so
 that content without pages, such as a sparse pool's, becomes a file without pages.
@@ -40,6 +40,7 @@ from aionn.hal import CacheFiles, Memory, Model
 from aionn.hal.memory import write_all
 from aionn.hal.pieces import between_pieces
 from aionn.platform.descriptors import close_memory
+from aionn.platform.memory_turns import memory_turn
 
 __all__ = [
     "CacheContents",
@@ -57,7 +58,11 @@ FILE_BYTES_MAX = 4 << 30
 """Largest file that is read: beyond any model, and a bound for a file that was made huge on purpose."""
 
 BLOCK_BYTES = 1 << 20
-"""Content that is copied in one step, which takes some tenths of a millisecond. Larger blocks are not faster."""
+"""Content that is neither hashed nor written if it has nothing but zeros."""
+
+STEP_BYTES = 4 * BLOCK_BYTES
+"""Content that is copied between two pauses, in some milliseconds. A thread that comes back for the interpreter's lock more often
+delays a thread without a processor, which finds the lock taken each time."""
 
 POOLS_MAX = 256
 """Most pools of a saved model; each takes two descriptors. A message to a driver process carries fewer."""
@@ -69,7 +74,7 @@ STRUCTURE_BYTES_MAX = 1 << 20
 _READ_BYTES_MAX = 0x7FFFF000
 """Most bytes of one call of read(2)."""
 
-_MAGIC = b"aionn-c2"
+_MAGIC = b"aionn-c3"
 _NONCE_BYTES = 16
 _DIGEST_BYTES = 32
 _SEAL_END = len(_MAGIC) + _NONCE_BYTES + _DIGEST_BYTES
@@ -179,9 +184,9 @@ def load(cache: CacheFiles, *, driver: str) -> CacheContents:
         _check_same([head[:_SEAL_END] for head in heads], [saving.sealed(i) for i in range(len(heads))])
         memories = []
         for fd, size_bytes in zip(fds, sizes, strict=True):
-            # An event loop drops it, with the model or with an exception that has it in its frames. Its space is allocated in one
-            # step: a thread that comes back for the interpreter's lock after each block keeps it from a thread without a processor.
-            memories.append(Memory.create(max(1, size_bytes), name="aionn-cache", closing=close_memory))
+            # An event loop drops it, with the model or with an exception that has it in its frames.
+            with memory_turn():
+                memories.append(Memory.create(max(1, size_bytes), name="aionn-cache", closing=close_memory))
             _copy(_File(fd, size_bytes), memories[-1].fileno(), 0, saving)
     except OSError as e:
         raise GeneralFailure(f"compilation cache: a file cannot be read: {e.strerror}") from e
@@ -238,15 +243,28 @@ class _Saving:
         seal.update(b"\2" + index.to_bytes(8, "little"))
         return _MAGIC + self._nonce + seal.digest()
 
-    def add(self, block: memoryview) -> bool:
-        """Adds the next block; whether it needs to be written, which a whole block of zeros does not."""
-        # A comparison of bytes would hold the interpreter's lock; numpy does not.
-        if block.nbytes == BLOCK_BYTES and not np.bitwise_or.reduce(np.frombuffer(block, np.uint64)):
-            self._digest.update(b"\0")
-            return False
-        self._digest.update(b"\1")
-        self._digest.update(block)
-        return True
+    def add(self, step: memoryview) -> list[tuple[int, int]]:
+        """Adds the next bytes, a multiple of whole blocks but for the last of a file.
+
+        Returns:
+            The ranges that need to be written: whole blocks of zeros do not.
+        """
+        whole = step.nbytes // BLOCK_BYTES
+        blocks = np.frombuffer(step, np.uint64, whole * (BLOCK_BYTES // 8)).reshape(whole, BLOCK_BYTES // 8)
+        # One call of numpy for all blocks, and one of hashlib for those that follow each other: see ``STEP_BYTES``.
+        is_written = (np.bitwise_or.reduce(blocks, axis=1) != 0).tolist()
+        if step.nbytes % BLOCK_BYTES:
+            is_written.append(True)
+        self._digest.update(bytes(is_written))
+        ranges: list[tuple[int, int]] = []
+        for index, each in enumerate(is_written):
+            if each:
+                at, end = index * BLOCK_BYTES, min((index + 1) * BLOCK_BYTES, step.nbytes)
+                begin = ranges.pop()[0] if ranges and ranges[-1][1] == at else at
+                ranges.append((begin, end))
+        for begin, end in ranges:
+            self._digest.update(step[begin:end])
+        return ranges
 
     def digest(self) -> bytes:
         """Of everything that was added."""
@@ -259,8 +277,8 @@ class _File(NamedTuple):
     fd: int
     size_bytes: int
 
-    def fill(self, block: memoryview, at: int) -> None:
-        _read(self.fd, block, _HEAD_BYTES + at)
+    def fill(self, step: memoryview, at: int) -> None:
+        _read(self.fd, step, _HEAD_BYTES + at)
 
 
 class _Content:
@@ -315,13 +333,15 @@ def _aligned(offset: int) -> int:
 
 
 def _copy(source: _Content | _File, fd: int, offset: int, saving: _Saving | None) -> None:
-    scratch = bytearray(min(BLOCK_BYTES, source.size_bytes))
-    for at in range(0, source.size_bytes, BLOCK_BYTES):
+    # A mapping of the destination would save a copy, and cost more for its page faults and its end.
+    scratch = np.empty(min(STEP_BYTES, source.size_bytes), np.uint8).data
+    for at in range(0, source.size_bytes, STEP_BYTES):
         between_pieces()
-        block = memoryview(scratch)[: source.size_bytes - at]
-        source.fill(block, at)
-        if saving is None or saving.add(block):
-            write_all(fd, block, offset + at)
+        step = scratch[: source.size_bytes - at]
+        with memory_turn():
+            source.fill(step, at)
+            for begin, end in [(0, step.nbytes)] if saving is None else saving.add(step):
+                write_all(fd, step[begin:end], offset + at + begin)
 
 
 def _check_same(found: Sequence[bytes], expected: Sequence[bytes]) -> None:

@@ -434,12 +434,14 @@ class Peer:
 
     def charged(self, coroutine: Coroutine[Any, Any, _T]) -> Awaitable[_T]:
         """A coroutine of which each step counts as this process's use of the loop; owned by its awaiter."""
-        return coroutine if self._turns is None else _charged(coroutine, self._charge)
+        return coroutine if self._turns is None else _charged(coroutine, self._is_charged, self._charge)
+
+    def _is_charged(self) -> bool:
+        return self._has_backlog(time.monotonic_ns())
 
     def _charge(self, used_ns: int) -> None:
-        now_ns = time.monotonic_ns()
-        # The backlog at the beginning of the step counts, since a step may be long.
-        if self._turns is not None and self._has_backlog(now_ns - used_ns):
+        if self._turns is not None:
+            now_ns = time.monotonic_ns()
             use = self._added_to(self._turns, now_ns)
             use.add(used_ns)
             self._turns.shares.used(self, used_ns, now_ns, is_flood=use.is_flood)
@@ -522,7 +524,7 @@ class Peers:
 
     def charged_to_newcomers(self, coroutine: Coroutine[Any, Any, _T]) -> Awaitable[_T]:
         """As ``Peer.charged``, for a connection whose process is not known yet: that is a backlog."""
-        return _charged(coroutine, self._charge_newcomers)
+        return _charged(coroutine, lambda: True, self._charge_newcomers)
 
     def _charge_newcomers(self, used_ns: int) -> None:
         now_ns, newcomers = time.monotonic_ns(), self._turns.newcomers
@@ -532,12 +534,19 @@ class Peers:
 
 
 @types.coroutine
-def _charged(coroutine: Coroutine[Any, Any, _T], charge: Callable[[int], None]) -> Generator[Any, Any, _T]:
-    """Awaits a coroutine; ``charge`` is called after each of its steps with the time that the step took."""
+def _charged(
+    coroutine: Coroutine[Any, Any, _T], is_charged: Callable[[], bool], charge: Callable[[int], None]
+) -> Generator[Any, Any, _T]:
+    """Awaits a coroutine; ``charge`` is called after each of its steps, with the processor time that the step took, where
+    ``is_charged`` was true before it: a step may be long.
+
+    The time in which the loop waits for a processor or for the interpreter's lock is caused by others. With it, a client that waits
+    for each answer was counted as a flood beside one whose large memories the kernel cleared and freed.
+    """
     step: Callable[[Any], Any] = coroutine.send
     argument: Any = None
     while True:
-        began_ns = time.monotonic_ns()
+        began_ns = time.thread_time_ns() if is_charged() else None
         try:
             yielded = step(argument)
         except StopIteration as e:
@@ -545,7 +554,8 @@ def _charged(coroutine: Coroutine[Any, Any, _T], charge: Callable[[int], None]) 
             return result
         finally:
             argument = None  # An exception would be in a reference cycle with this frame.
-            charge(time.monotonic_ns() - began_ns)
+            if began_ns is not None:
+                charge(time.thread_time_ns() - began_ns)
         try:
             argument = yield yielded
             step = coroutine.send

@@ -441,11 +441,11 @@ def test_large_sparse_pool_is_saved_and_restored_in_blocks(
         assert os.fstat(memfds.data[0]).st_blocks * 512 < 3 * caching.BLOCK_BYTES
         assert not sizes.created
         again = caching.decode_model(caching.load(memfds, driver="one"))
-        assert tracemalloc.get_traced_memory()[1] < 4 * caching.BLOCK_BYTES
+        assert tracemalloc.get_traced_memory()[1] < 2 * caching.STEP_BYTES
     finally:
         tracemalloc.stop()
         os.close(fd)
-    assert sizes.largest == caching.BLOCK_BYTES
+    assert sizes.largest == caching.STEP_BYTES
     assert sum(sizes.created) <= sum(os.fstat(fd).st_size for fd in (*memfds.model, *memfds.data))
     assert again.operand_values == own.operand_values
     assert bytes(again.pools[0].array[-4:]) == b"last"
@@ -456,11 +456,12 @@ def test_large_sparse_pool_is_saved_and_restored_in_blocks(
 def test_parts_of_any_length_come_back(memfds: CacheFiles, is_loaded: bool) -> None:
     rng = np.random.default_rng(2)
     own = msgspec.structs.replace(binary(OperationType.MUL), operand_values=rng.bytes(5001))
-    lengths = (1, caching.BLOCK_BYTES - 1, 3 * caching.BLOCK_BYTES + 77, 4096)
+    lengths = (1, caching.BLOCK_BYTES - 1, 2 * caching.STEP_BYTES + caching.BLOCK_BYTES + 77, 4096)
     pools = [Memory.create(length) for length in lengths]
     for pool in pools:
         pool.array[:] = rng.integers(0, 256, pool.size_bytes, np.uint8)
-    pools[2].array[caching.BLOCK_BYTES : -500] = 0
+    pools[2].array[caching.BLOCK_BYTES : 3 * caching.BLOCK_BYTES] = 0
+    pools[2].array[caching.STEP_BYTES : -500] = 0
     contents = caching.encode_model(msgspec.structs.replace(own, pools=tuple(pools)))
     if is_loaded:
         caching.save(memfds, contents, driver="one")
@@ -499,8 +500,8 @@ def test_large_file_without_a_right_head_is_not_read(
     assert not sizes.created
 
 
-def test_saving_and_restoring_end_between_two_blocks(memfds: CacheFiles) -> None:
-    contents = caching.CacheContents([b"model"], [bytes(5 * caching.BLOCK_BYTES)])
+def test_saving_and_restoring_end_between_two_steps(memfds: CacheFiles) -> None:
+    contents = caching.CacheContents([b"model"], [bytes(5 * caching.STEP_BYTES)])
     blocks = 0
 
     def pause() -> None:
