@@ -153,11 +153,12 @@ class Port:
             sending.close()
             _exporting.discard(self)
 
-    def peek(self, clock: Callable[[], int]) -> Outcome | None:
+    def peek(self, clock: Callable[[], int], *, is_reported: bool = False) -> Outcome | None:
         """The descriptor's present record, left there for other readers; None while pending. Does not wait.
 
         Args:
             clock: Gives the time in ns of a failure that is only noticed here (the exporter died).
+            is_reported: Whether an event loop has just reported it readable: a record is read without another question then.
         """
         importing = self._importing
         if importing is None:
@@ -166,24 +167,32 @@ class Port:
             number = importing.fileno()
             if number < 0:  # Another thread has just closed it.
                 return Failure(self.origin(), OSError(errno.EBADF, os.strerror(errno.EBADF)), clock())
-            poll = select.poll()
-            poll.register(number, select.POLLIN)
-            if not poll.poll(0):
-                return None
-            if self.reads_record:
-                try:
-                    record = importing.recv(_SHORT_BYTES, _PEEK)
-                    if len(record) == _SHORT_BYTES:  # There may be more of it.
-                        record = importing.recv(RECORD_BYTES_MAX + 1, _PEEK)
-                    if record:
-                        return self._outcome_of(record, clock)
-                except BlockingIOError:
-                    pass
+            record = self._record_of(importing) if is_reported else b""
+            if not record:
+                poll = select.poll()
+                poll.register(number, select.POLLIN)
+                if not poll.poll(0):
+                    return None
+                record = self._record_of(importing)
+            if record:
+                return self._outcome_of(record, clock)
             # Readable with nothing to read: its exporter has ended, the packet was taken, or SO_PEEK_OFF is set. Taken for
             # a pending fence, it would be readable without end.
             return self._outcome_by_size(number, clock)
         except OSError as error:  # The number was closed behind our back, or the socket was reset.
             return Failure(self.origin(), error, clock())
+
+    def _record_of(self, importing: socket.socket) -> bytes:
+        """The packet; empty if none is there, or it may not be read."""
+        if not self.reads_record:
+            return b""
+        try:
+            record = importing.recv(_SHORT_BYTES, _PEEK)
+            if len(record) == _SHORT_BYTES:  # There may be more of it.
+                record = importing.recv(RECORD_BYTES_MAX + 1, _PEEK)
+            return record
+        except BlockingIOError:
+            return b""
 
     def _outcome_of(self, record: bytes, clock: Callable[[], int]) -> Outcome:
         try:

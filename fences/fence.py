@@ -497,10 +497,10 @@ class SyncFence:
                 return waiter
         return None
 
-    def _poll_descriptor(self) -> bool:
+    def _poll_descriptor(self, is_reported: bool = False) -> bool:
         port = self._port  # Once: another thread may finish the fence and take it away.
         if self._outcome is None and port is not None and port.imported:
-            outcome = port.peek(now_ns)
+            outcome = port.peek(now_ns, is_reported=is_reported)
             if outcome is not None:
                 self._finish(outcome)
         return self._outcome is not None

@@ -58,8 +58,8 @@ class Waitable(Protocol):
     def _group_of(self, loop: asyncio.AbstractEventLoop) -> LoopWaiters | None:
         """The group for a loop that is attached now."""
 
-    def _poll_descriptor(self) -> bool:
-        """Read the descriptor and take over its record. Whether the fence is finished."""
+    def _poll_descriptor(self, is_reported: bool = False) -> bool:
+        """Read the descriptor and take over its record. Whether the fence is finished. See ``Port.peek``."""
 
 
 class LoopWaiters:
@@ -98,7 +98,7 @@ class LoopWaiters:
             self._process = os.getpid()
             separate_at_fork(self.loop)
             try:
-                self.loop.add_reader(self._number, self._fence._poll_descriptor)
+                self.loop.add_reader(self._number, self._fence._poll_descriptor, True)
             except BaseException:
                 self._port = None
                 port.release()

@@ -6,7 +6,8 @@ client alone in the same run. Server, client and hostile peer are processes of t
 priority (nice 19).
 
 The control is the attack ``spin``: the same peer, busy and without a word to the server. It shows the part of a ratio that
-the scheduler causes, much of it on two cores: an attacker, a server and a client are three. The rows are those of measuring.py.
+the scheduler causes, much of it on two cores: an attacker, a server and a client are three. For attacks that write large files, it
+is ``own_files``: the same peer writes such files as often, and sends nothing either. The rows are those of measuring.py.
 
 How: blocks alone, beside the attack and beside the control take turns (rows.py), each of so many executions, with a pause that
 lets what an attack left behind go. The figure of a block is its percentile. A wrong answer or an error ends the benchmark with
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hostile import measuring
-from benchmarks.hostile.measuring import NICE, Wrong, chosen_attacks, measure, percentiles_ms, sizes
+from benchmarks.hostile.measuring import CONTROL, NICE, Wrong, chosen_attacks, measure, percentiles_ms, sizes
 from benchmarks.rows import Options, Report
 
 TESTS = Path(__file__).parents[2] / "tests" / "aionn" / "service" / "hostile"
@@ -36,6 +37,10 @@ BEGIN_S = 0.1
 """Duration of an attack before the block begins: it opens its connections."""
 
 PAUSE_S = 0.2
+OF_FILES = {"cache_forged_heads", "cache_changing"}
+"""Attacks that write some hundred megabytes of files in a second."""
+
+OWN_FILES = ("own_files", "beside a writer of files")
 ATTACK_S_MAX = 120.0
 """A block beside an attack ends it, at the latest this does."""
 
@@ -109,7 +114,8 @@ def run(report: Report, chosen: Options, asked: list[str]) -> None:
                 blocks = Blocks(stage, server, client, (program, messages), executions)
                 blocks.alone()
                 for attack in attacks:
-                    measure(report, blocks, attack, rounds, label=attack, busy="beside a busy process")
+                    control, beside = OWN_FILES if attack in OF_FILES else (CONTROL, "beside a busy process")
+                    measure(report, blocks, attack, rounds, label=attack, beside=beside, control=control)
         finally:
             server.terminate()
 

@@ -107,7 +107,7 @@ def run(report: Report, chosen: Options, asked: list[str]) -> None:
     blocks = Blocks(hostile_application, executions)
     blocks.alone()
     for attack in attacks:
-        measure(report, blocks, attack, rounds, label=f"driver {attack}", busy="beside a busy driver")
+        measure(report, blocks, attack, rounds, label=f"driver {attack}", beside="beside a busy driver")
 
 
 def main() -> int:

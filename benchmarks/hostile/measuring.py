@@ -1,7 +1,7 @@
 """The common part of the two benchmarks of hostile peers: how much is measured, the rows of an attack, the command line.
 
 An attack has a row for its median, and two for its 99th percentile: against blocks without an attack, where the goal is at most
-twice that, and against the control, an attack that keeps a core busy and does nothing else.
+twice that, and against the control, an attack that sends nothing to anyone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from benchmarks.rows import Options, Report, alternate, at_most, compare, option
 
 __all__ = [
     "CONTROL",
+    "CONTROLS",
     "NICE",
     "Blocks",
     "Sizes",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 CONTROL = "spin"
+CONTROLS = {CONTROL, "own_files"}
 NICE = 19
 GOAL = at_most(2.0)
 
@@ -63,14 +65,23 @@ def percentiles_ms(latencies_ns: Sequence[int]) -> tuple[float, float]:
 
 def chosen_attacks(asked: Sequence[str], there_are: Sequence[str]) -> Sequence[str]:
     """Those that were asked for; all where none was."""
-    attacks = [name for name in there_are if name != CONTROL]
+    attacks = [name for name in there_are if name not in CONTROLS]
     unknown = [name for name in asked if name not in attacks]
     if unknown:
         raise SystemExit(f"expected attacks of {' '.join(attacks)}, got {' '.join(unknown)}")
     return asked or attacks
 
 
-def measure(report: Report, blocks: Blocks, attack: str, rounds: int, *, label: str, busy: str) -> None:
+def measure(
+    report: Report,
+    blocks: Blocks,
+    attack: str,
+    rounds: int,
+    *,
+    label: str,
+    beside: str,
+    control: str = CONTROL,
+) -> None:
     """The rows of an attack.
 
     Args:
@@ -79,20 +90,21 @@ def measure(report: Report, blocks: Blocks, attack: str, rounds: int, *, label: 
         attack: Its name.
         rounds: Number of rounds of the three.
         label: The name of the attack in the rows.
-        busy: The name of the control in them.
+        beside: The name of the control in them.
+        control: The control.
     """
     blocks.medians_ms.clear()
     contenders: dict[str, Callable[[], float]] = {
         "alone": blocks.alone,
         attack: lambda: blocks.beside(attack),
-        CONTROL: lambda: blocks.beside(CONTROL),
+        control: lambda: blocks.beside(control),
     }
     p99_ms = alternate(contenders, rounds)
     p50_ms = blocks.medians_ms
     report.add(
         compare(f"{label}, p50", "ms", p50_ms[attack], "alone", p50_ms["alone"]),
         compare(f"{label}, p99", "ms", p99_ms[attack], "alone", p99_ms["alone"], GOAL),
-        compare(f"{label}, p99", "ms", p99_ms[attack], busy, p99_ms[CONTROL]),
+        compare(f"{label}, p99", "ms", p99_ms[attack], beside, p99_ms[control]),
     )
 
 

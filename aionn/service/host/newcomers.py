@@ -3,8 +3,9 @@
 Owns the newcomers that wait. ``admission`` decides; the host accepts connections and serves clients.
 
 Invariants:
-1. No more than ``REFUSALS_MAX`` newcomers wait or get a reason concurrently, ``REFUSALS_PER_USER_MAX`` of one user, none for longer
-   than ``FREED_S_MAX`` and ``REFUSAL_S_MAX``; the connections of further ones are closed.
+1. No more than ``REFUSALS_MAX`` newcomers wait or get a reason concurrently, ``REFUSALS_PER_USER_MAX`` of one user and
+   ``REFUSALS_PER_PROCESS_MAX`` of one process, none for longer than ``FREED_S_MAX`` and ``REFUSAL_S_MAX``; further ones get the
+   reason immediately, and their connections are closed.
 2. The connection of a newcomer without a place is closed, and no descriptor that came over it stays. Others have their turns
    while it is closed.
 3. A place that becomes free belongs to the newcomer that has waited longest, of those that it lets in.
@@ -22,7 +23,7 @@ import anyio
 import anyio.abc
 
 from aionn.errors import DeviceUnavailable
-from aionn.service.host.admission import FREED_S_MAX, Admission, Credentials, NoPlace, Place
+from aionn.service.host.admission import FOREIGN_PID, FREED_S_MAX, Admission, Credentials, NoPlace, Place
 from aionn.service.wire.protocol import Failed, Reply, encode, read_envelope
 from aionn.service.wire.received import HangUps, close_in_turns, has_unread, payload_of
 from aionn.service.wire.sizes import INLINE_BYTES_MAX
@@ -30,11 +31,13 @@ from aionn.service.wire.sizes import INLINE_BYTES_MAX
 __all__ = ["FIRST_CALL", "Newcomers", "send_reason"]
 
 REFUSALS_MAX = 64
-"""Clients without a place that wait for one, or get the reason, concurrently; the connections of further ones are closed without a
-message."""
+"""Clients without a place that wait for one, or for their first call to be answered, concurrently; the server waits for no more."""
 
 REFUSALS_PER_USER_MAX = REFUSALS_MAX // 2
 """Those of one user: half of all, so that the newcomers of one user leave room for those of others."""
+
+REFUSALS_PER_PROCESS_MAX = REFUSALS_PER_USER_MAX // 2
+"""Those of one process: it leaves room for other processes of its user."""
 
 REFUSAL_S_MAX = 1.0
 """Limit of the time until a rejected client sends a call that can be answered."""
@@ -130,6 +133,7 @@ class Newcomers:
                         return
                     if not any(newcomer.has_left for newcomer in self._without_place):
                         self._report(client, str(e))
+                        _end(sock, str(e))
                         return
                 else:
                     is_taken = True
@@ -150,8 +154,13 @@ class Newcomers:
 
     def _has_room(self, client: Credentials) -> bool:
         """Whether one more newcomer may wait or get the reason."""
-        of_user = sum(newcomer.client.uid == client.uid for newcomer in self._without_place)
-        return len(self._without_place) < REFUSALS_MAX and of_user < REFUSALS_PER_USER_MAX
+        of_user = [newcomer.client for newcomer in self._without_place if newcomer.client.uid == client.uid]
+        if (
+            client.pid != FOREIGN_PID
+            and sum(each.process == client.process for each in of_user) >= REFUSALS_PER_PROCESS_MAX
+        ):
+            return False
+        return len(self._without_place) < REFUSALS_MAX and len(of_user) < REFUSALS_PER_USER_MAX
 
     def _begin(self, sock: socket.socket, client: Credentials, place: Place) -> None:
         # Another newcomer may come before the task begins.
@@ -213,6 +222,7 @@ class Newcomers:
 
 async def _reject_newcomer(sock: socket.socket, why: str, next_turn: Callable[[], Awaitable[None]]) -> None:
     """Answers the client's first call with the reason why it is not served."""
+    call = FIRST_CALL  # Its number as a rule, where the call does not come in time, or waits too long for its turn.
     with anyio.move_on_after(REFUSAL_S_MAX):
         sock.setblocking(False)
         try:
@@ -221,11 +231,12 @@ async def _reject_newcomer(sock: socket.socket, why: str, next_turn: Callable[[]
         except OSError:
             return
         if envelope is not None:
-            send_reason(sock, envelope[1], why)
+            call = envelope[1]
+    send_reason(sock, call, why)
 
 
 def _end(sock: socket.socket, why: str) -> None:
-    """Sends a client the reason why it is not served any more, and ends its connection, which its task then closes."""
+    """Sends a client the reason why it is not served, or not any more, and ends its connection, which is closed then."""
     send_reason(sock, FIRST_CALL, why)
     try:
         sock.shutdown(socket.SHUT_RDWR)

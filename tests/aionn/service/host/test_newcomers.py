@@ -175,6 +175,22 @@ async def test_newcomers_of_one_user_keep_no_other_user_from_waiting() -> None:
         assert host.pids() == [1, 2, 3, 11]
 
 
+async def test_newcomers_of_one_process_keep_no_other_process_of_its_user_from_waiting() -> None:
+    async with hosting(clients=3) as host:
+        goes = await host.serve(1, 1)
+        host.go(goes)
+        await host.serve(2, 1)
+        await host.serve(3, 1)
+        crowd = [await host.come(10, 1, sent=b"") for _ in range(200)]
+        assert sum(map(is_open, crowd)) <= module.REFUSALS_PER_PROCESS_MAX
+        theirs = await host.come(11, 1)
+        assert is_open(theirs)
+        for each in crowd:
+            each.close()
+        await host.free(goes)
+        assert host.pids() == [2, 3, 11]
+
+
 async def test_place_that_is_free_at_the_end_of_the_wait_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FREED_S_MAX", 0.0)
     async with hosting(clients=1) as host:

@@ -165,7 +165,7 @@ async def test_no_process_waits_for_the_pauses_of_another_ones_preparation(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that prepares has several calls in progress, and a third one is served: alone with it, it would pause."""
-    clock = types.SimpleNamespace(monotonic_ns=lambda: 0)
+    clock = types.SimpleNamespace(monotonic_ns=lambda: 0, thread_time_ns=lambda: 0)
     monkeypatch.setattr(peers_module, "time", clock)
     may_end = anyio.Event()
     waiting: list[None] = []

@@ -382,7 +382,7 @@ static void fences_in_a_chain(void) {
 
 #include "hostile_objects.h"
 
-/* The control: busy, and no business of the server's. */
+/* The first control: busy, and no business of the server's. The second: own_files, in hostile_objects.h. */
 static void spin(void) { while (!is_over()) random_below(2); }
 
 #define ATTACK(name) {#name, name}
@@ -405,6 +405,6 @@ static const struct attack { const char *name; void (*run)(void); } attacks[] = 
     ATTACK(many_bursts_unread), ATTACK(cache_forged_heads), ATTACK(cache_huge_lengths), ATTACK(cache_sparse),
     ATTACK(cache_changing), ATTACK(cache_saved_sparse), ATTACK(prepare_beside_flood), ATTACK(many_connections_prepare),
     ATTACK(many_connections_in_turn), ATTACK(deadlines_far_ahead), ATTACK(memories_of_unknown_shape), ATTACK(descriptors_held),
-    ATTACK(spin),
+    ATTACK(spin), ATTACK(own_files),
     {NULL, NULL},
 };

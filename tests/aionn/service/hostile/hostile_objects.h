@@ -136,6 +136,20 @@ static void cached(const char *const names[], uint32_t count, uint32_t flipped_b
     for (uint32_t i = 0; i < count; i++) forget(find(names[i]));
 }
 
+/* The control of these: files of the same models are written anew and changed, as often as an attack does so, and the server is told
+ * nothing. */
+static void own_files(void) {
+    static const char *const names[] = {"only_from_cache", "only_from_cache_filled"};
+    while (!is_over()) {
+        struct record *r = find(names[random_below(2)]);
+        double next_s = now_s() + 1e-3 * OWN_FILES_MS;
+        open_parts(r);
+        restore(r);
+        for (uint32_t i = random_below(3); i; i--) flip_bits(r, 88);
+        while (!is_over() && now_s() < next_s) pause_ms(1);
+    }
+    for (int i = 0; i < 2; i++) forget(find(names[i]));
+}
 static void cache_forged_heads(void) {
     static const char *const names[] = {"only_from_cache", "only_from_cache_filled"};
     cached(names, 2, 88, 0);

@@ -2,8 +2,8 @@
  *
  *     hostile_peer MESSAGES SOCKET ATTACK SECONDS SEED
  *
- * Runs the attack again and again for so long, and then prints what it did. "list" as the attack prints their names. "spin" talks to
- * nobody: it shows what a process that is merely busy does to others. Everything that it opens is closed when it ends, so that what the
+ * Runs the attack again and again for so long, and then prints what it did. "list" as the attack prints their names. "spin" and
+ * "own_files" talk to nobody: they show what a process does to others that is merely busy, or merely writes files. Everything that it opens is closed when it ends, so that what the
  * server still has afterwards is the server's fault. No attack blocks for ever: waits have limits.
  */
 #define _GNU_SOURCE
@@ -32,7 +32,7 @@
 #include <unistd.h>
 
 enum { RECORDS_MAX = 96, FDS_MAX = 240, PAYLOAD_MAX = 64 << 10, CONNECTIONS = 60, NOWHERE = 0xFFFF, WRONG_KINDS = 18 };
-enum { SETUP_MS = 1000, ROOM_MS = 5, SESSION_TURNS = 4 };
+enum { SETUP_MS = 1000, ROOM_MS = 5, SESSION_TURNS = 4, OWN_FILES_MS = 44 };
 enum { BURSTS = 32, PLACES = 64, BUFFERS = 4096, HOLDERS = 16, HELD_MAX = 8192 };
 /* A queue of bursts: where its ring begins, its bytes, and where the words beside it are. */
 enum { RING_AT = 4096, RING_BYTES = 128 << 10, READ_COUNTER = 128, READER_PARK = 256, WRITER_PARK = 384 };

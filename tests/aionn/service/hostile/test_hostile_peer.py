@@ -202,4 +202,6 @@ def test_client_gets_results_or_the_reason_while_the_server_drains_beside_an_att
 
 def test_every_attack_is_tried(peer: tuple[Path, Path]) -> None:
     listed = subprocess.run([str(peer[0]), "list"], capture_output=True, text=True, check=True).stdout.split()
-    assert sorted(listed) == sorted(["spin", *(a for names in FAMILIES.values() for a in names.split())])
+    assert sorted(listed) == sorted(
+        ["spin", "own_files", *(a for names in FAMILIES.values() for a in names.split())]
+    )

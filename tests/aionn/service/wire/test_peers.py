@@ -161,15 +161,21 @@ async def answer(sock: socket.socket, number: int) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Time goes on where a test says so, and by sleeping. Each step of a call or connection takes ``step_ns``."""
+    """Time goes on where a test says so, and by sleeping. Each step of a call or connection takes ``step_ns``; of that, other
+    threads have had the processor for ``taken_ns``.
+    """
 
     class Clock:
         now_ns = 0
         step_ns = 0
         slept_ns = 0
+        taken_ns = 0
 
         def monotonic_ns(self) -> int:
             return self.now_ns
+
+        def thread_time_ns(self) -> int:
+            return self.now_ns - self.slept_ns - self.taken_ns
 
         async def sleep(self, delay_s: float) -> None:
             self.now_ns += round(delay_s * 1e9)
@@ -177,7 +183,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             await anyio.lowlevel.checkpoint()
 
     clock = Clock()
-    monkeypatch.setattr(peers_module, "time", types.SimpleNamespace(monotonic_ns=clock.monotonic_ns))
+    time = types.SimpleNamespace(monotonic_ns=clock.monotonic_ns, thread_time_ns=clock.thread_time_ns)
+    monkeypatch.setattr(peers_module, "time", time)
     monkeypatch.setattr(
         peers_module,
         "anyio",
@@ -343,6 +350,23 @@ async def test_new_connections_wait_for_their_turn_beside_clients_that_are_serve
         await newcomer.charged(begin())
         await peers.next_connection()
         assert clock.slept_ns == PAUSE * MS
+
+
+async def test_time_in_which_the_loop_had_no_processor_is_not_charged(clock: Any) -> None:
+    """A client beside one for which the kernel works would be counted as a flood."""
+    peers = Peers()
+    delayed, other = peers.of(1), peers.of(2)
+
+    async def delayed_step() -> None:
+        clock.now_ns += 20 * MS
+        clock.taken_ns += 20 * MS
+
+    for _ in range(10):
+        other.received(has_waited=True)
+        delayed.connects_or_leaves()
+        await delayed.charged(delayed_step())
+        await delayed.next_turn()
+    assert clock.slept_ns == 0
 
 
 async def test_charged_coroutine_gets_what_is_sent_and_thrown() -> None:
