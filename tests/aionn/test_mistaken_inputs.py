@@ -126,6 +126,11 @@ def test_size_that_is_one_number() -> None:
         video_file("clip.mp4", size=96)  # type: ignore[arg-type]
 
 
+def test_unknown_argument_of_open_names_open() -> None:
+    with pytest.raises(TypeError, match=r"^open\(\) got an unexpected keyword argument 'driver'"):
+        aionn.open(driver="litert-cpu")  # type: ignore[call-arg]
+
+
 def test_address_of_a_network_stream_for_a_camera() -> None:
     with pytest.raises(
         aionn.InvalidArgument, match=r"got the address 'rtsp://camera/1'; use aionn.media.network$"

@@ -80,6 +80,9 @@ def _unlimited(console: Any) -> tuple[Any, Any]:
     return wide, wide.options
 
 
+_USAGES = {"watch": "Usage: aionn watch [OPTIONS] [SOURCE]"}
+"""Of the commands with arguments that may be left out: cyclopts has no names for these."""
+
 app = cyclopts.App(
     default_parameter=cyclopts.Parameter(converter=_converted, negative_iterable=()),
     name="aionn",
@@ -92,7 +95,9 @@ app = cyclopts.App(
     suppress_keyboard_interrupt=False,
 )
 for _place, _description in DESCRIPTIONS.items():
-    app.command(_place, name=_place.partition(":")[2], help=_in_paragraphs(_description))
+    _name = _place.partition(":")[2]
+    _usage = {"usage": _USAGES[_name]} if _name in _USAGES else {}
+    app.command(_place, name=_name, help=_in_paragraphs(_description), **_usage)
 app.command(
     "aionn.cli.completion:install_completion",
     name="--install-completion",

@@ -317,6 +317,8 @@ def test_description_of_a_command_is_its_functions(command: str, capsys: pytest.
     assert app(["--help"]) is None
     first = " ".join(chosen.help.partition("\n\n")[0].split())
     assert f"  {command}: {first}\n" in capsys.readouterr().out
+    assert app([command, "--help"]) is None
+    assert "[ARGS]" not in capsys.readouterr().out.splitlines()[0]
 
 
 def test_help_imports_no_command() -> None:
