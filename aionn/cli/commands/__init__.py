@@ -80,7 +80,10 @@ def _unlimited(console: Any) -> tuple[Any, Any]:
     return wide, wide.options
 
 
-_USAGES = {"watch": "Usage: aionn watch [OPTIONS] [SOURCE]"}
+_USAGES = {
+    "fleet": "Usage: aionn fleet [OPTIONS] [ADDRESSES]",
+    "watch": "Usage: aionn watch [OPTIONS] [SOURCE]",
+}
 """Of the commands with arguments that may be left out: cyclopts has no names for these."""
 
 app = cyclopts.App(
