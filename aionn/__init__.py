@@ -151,6 +151,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "open":
         value = importlib.import_module("aionn.runtime.runtime").open_runtime
+        value.__qualname__ = "open"  # Errors of Python about arguments have it.
     elif name in _MODULES:
         value = importlib.import_module(f"aionn.{name}")
     elif name in _HOME_BY_NAME:

@@ -188,10 +188,6 @@ def open_runtime(
     )
 
 
-# Errors of Python about arguments name the function as applications do.
-open_runtime.__qualname__ = "open"
-
-
 class Runtime:
     """Devices and compilations. Made by ``aionn.open``.
 

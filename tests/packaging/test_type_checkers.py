@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +86,9 @@ def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
         return found
     source, compiler = (request.getfixturevalue(name) for name in ("source", "compiler_that_writes_nothing"))
     made = Environment(tmp_path / "venv")
-    made.install(call_backend(source, "build_editable", tmp_path / "editable", CC=compiler))
+    # An editable build writes into its tree, which other tests share.
+    own = shutil.copytree(source, tmp_path / "source")
+    made.install(call_backend(own, "build_editable", tmp_path / "editable", CC=compiler))
     return made
 
 

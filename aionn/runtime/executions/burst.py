@@ -330,12 +330,13 @@ class Burst:
         self._background.home.check("slot")
         return self._run(buffer, deadline_ns, self._priority if priority is None else priority, measure, True)
 
+    # A lambda gets the types of its arguments from one kind of function at a time.
     @overload
     def stream(
         self,
         source: AsyncIterable[_T],
         *,
-        into: Writer | ViewsWriter | None = None,
+        into: Writer | None = None,
         deadline: Callable[[_T], int] | None = None,
         on_late: Literal["drop", "deliver"] = "drop",
         priority: PriorityName | Priority | None = None,
@@ -348,7 +349,37 @@ class Burst:
         self,
         source: AsyncIterable[_T],
         *,
-        into: Writer | ViewsWriter | None = None,
+        into: ViewsWriter,
+        deadline: Callable[[_T], int] | None = None,
+        on_late: Literal["drop", "deliver"] = "drop",
+        priority: PriorityName | Priority | None = None,
+        measure: bool = False,
+        guarantee: Literal[False] = False,
+    ) -> Stream[_T]: ...
+
+    @overload
+    def stream(
+        self,
+        source: AsyncIterable[_T],
+        *,
+        into: Writer | None = None,
+        deadline: float | None = None,
+        on_late: Literal["drop", "deliver"] = "drop",
+        priority: PriorityName | Priority | None = None,
+        measure: bool = False,
+        guarantee: Literal[True, "best", "phased"],
+        period: float,
+        jitter: float | None = None,
+        name: str = "stream",
+        phase_ns: int | None = None,
+    ) -> GuaranteedStream[_T]: ...
+
+    @overload
+    def stream(
+        self,
+        source: AsyncIterable[_T],
+        *,
+        into: ViewsWriter,
         deadline: float | None = None,
         on_late: Literal["drop", "deliver"] = "drop",
         priority: PriorityName | Priority | None = None,
