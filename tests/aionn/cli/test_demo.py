@@ -24,8 +24,9 @@ def test_demo_fits_its_terminal(width: int) -> None:
     shown = plain(in_terminal(width, DEMO))
     lines = re.split(r"[\r\n]+", shown)
     assert [line for line in lines if len(line.rstrip()) > width] == []
-    assert "accuracy 100.0%" in shown and "video" in shown and "audio" in shown
-    assert CLASSES in shown and WORDS.search(" ".join(shown.split()))
+    words = " ".join(shown.split())  # The place where a line ends depends on the figures before it.
+    assert "accuracy 100.0%" in words and "video" in words and "audio" in words
+    assert CLASSES in shown and WORDS.search(words)
 
 
 @pytest.mark.long
