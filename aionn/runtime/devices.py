@@ -71,7 +71,8 @@ class RuntimeDevice:
         self.dispatcher = Dispatcher(
             self.info.slots, now=now_ns, can_preempt=can_preempt, keeps_slot=keeps_slot, estimates=estimates
         )
-        self.reservations = DeviceReservations(name, self.info.slots, self.dispatcher, estimates)
+        shared = hal.ledger if isinstance(hal, RemoteDevice) else None
+        self.reservations = DeviceReservations(name, self.info.slots, self.dispatcher, estimates, shared)
 
     @property
     def raises_best_effort(self) -> bool:

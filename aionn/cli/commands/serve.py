@@ -82,6 +82,7 @@ def serve(
     clients_per_user: Annotated[int, numbers(1, OBJECTS_MAX)] = DEFAULT_LIMITS.clients_per_user,
     clients_per_process: Annotated[int, numbers(1, OBJECTS_MAX)] = DEFAULT_LIMITS.clients_per_process,
     hello_within: Annotated[float, numbers(0, SECONDS_MAX, "s", is_open=True)] = DEFAULT_LIMITS.hello_s,
+    reserved_share: Annotated[float, numbers(0, 1, is_open=True)] = DEFAULT_LIMITS.reserved_share,
     hang_after: Annotated[float | None, numbers(0, SECONDS_MAX, "s", is_open=True)] = None,
     drain_within: Annotated[float, numbers(0, SECONDS_MAX, "s")] = DRAIN_S_MAX,
     metrics: str | None = None,
@@ -123,6 +124,7 @@ def serve(
         clients_per_user: Concurrent connections of one user, as identified by the kernel.
         clients_per_process: Concurrent connections of one process.
         hello_within: Seconds after which a connection that has not sent Hello is ended.
+        reserved_share: Share of the time of the device that streams with a guarantee of one process may reserve, above 0 up to 1.
         hang_after: End the process, with status 1, when the device makes no progress for this number of seconds.
         drain_within: Seconds that accepted executions without a deadline, or with a later one, have after SIGTERM; then they are
             cut off, with status 1.
@@ -160,7 +162,7 @@ def serve(
         descriptors=descriptors,
         mapped_bytes=mapped_mib * MIB,
     )
-    limits = ClientLimits(clients, clients_per_user, clients_per_process, hello_within)
+    limits = ClientLimits(clients, clients_per_user, clients_per_process, hello_within, reserved_share)
     _allow_descriptors()
     at = _page_address(watch, watch_at, quiet)
     settings = settings_from(realtime=realtime)  # Refuses a variable whose value makes no sense.

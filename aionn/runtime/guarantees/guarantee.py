@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 import msgspec
 
-from aionn.errors import DeadObject, DeviceUnavailable, InvalidArgument, NotAdmitted, ResourceExhausted
+from aionn.errors import DeadObject, DeviceUnavailable, Error, InvalidArgument, NotAdmitted, ResourceExhausted
 from aionn.hal import duration_text
+from aionn.platform.loops import finish
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.results import Result
 from aionn.runtime.executions.slot_pool import FrameBuffer
@@ -38,6 +39,7 @@ from aionn.runtime.guarantees.terms import at_phase
 from aionn.scheduler.admission import SHARE_PPM, StreamTerms
 from aionn.scheduler.bandwidth import NO_STALLS, Label
 from aionn.scheduler.reservations.windows import PhasedServer
+from aionn.service.client.reservations import ServedReservation
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -213,9 +215,7 @@ class StreamGuarantee:
             measured = await self._measured()
             self._check_open()
             try:
-                self.held = self._reservations.admit(
-                    self.terms, measured, self._model, now_ns=now_ns(), chooses_phase=self._chooses_phase
-                )
+                self.held = await self._admitted(self.terms, measured)
             except NotAdmitted as e:
                 if not self._is_best:
                     raise
@@ -236,15 +236,74 @@ class StreamGuarantee:
             measured = await self._measured()
             self._check_open()
             if self.held is None:
-                self.held = self._reservations.admit(
-                    terms, measured, self._model, now_ns=now_ns(), chooses_phase=self._chooses_phase
-                )
-            else:
+                self.held = await self._admitted(terms, measured)
+                self._take_terms(terms)
+            elif self._reservations.shared is None:
                 self._change(self.held, terms, measured)
-            self.terms = terms
-            self.refusal = None
+                self._take_terms(terms)
+            else:
+                # As a whole: a change that the server has made, and this end has not, would leave two different terms.
+                await finish(self._ask_to_change(self.held, terms, measured))
 
-    def _change(self, old: Held, terms: StreamTerms, measured: Measured) -> None:
+    def _take_terms(self, terms: StreamTerms) -> None:
+        self.terms = terms
+        self.refusal = None
+
+    async def _admitted(self, terms: StreamTerms, measured: Measured) -> Held:
+        """A new reservation; on a served device, its ledger is asked first."""
+        chooses_phase = self._chooses_phase
+        granted = await self._granted(terms, measured, None, chooses_phase=chooses_phase)
+        try:
+            self._check_open()
+            return self._reservations.admit(
+                terms, measured, self._model, now_ns=now_ns(), chooses_phase=chooses_phase, granted=granted
+            )
+        except Error:
+            self._give_back(granted)
+            raise
+
+    async def _granted(
+        self, terms: StreamTerms, measured: Measured, old: Held | None, *, chooses_phase: bool
+    ) -> ServedReservation | None:
+        """The time that the ledger of a served device grants; None on other devices."""
+        reservations = self._reservations
+        if reservations.shared is None:
+            return None
+        asked = reservations.asked(terms, measured, self._model, now_ns=now_ns(), chooses_phase=chooses_phase)
+        grant = None if old is None else old.grant
+        with reservations.refusals_counted():
+            return await reservations.shared.reserve(asked, grant, slot_count=reservations.slot_count)
+
+    def _give_back(self, granted: ServedReservation | None) -> None:
+        if granted is not None and self._reservations.shared is not None:
+            self._reservations.shared.release(granted)
+
+    async def _ask_to_change(self, old: Held, terms: StreamTerms, measured: Measured) -> None:
+        terms_there, chooses_phase = self._at_phase_of_source(old, terms)
+        granted = await self._granted(terms_there, measured, old, chooses_phase=chooses_phase)
+        try:
+            self._check_open()
+            self._change(old, terms, measured, granted)
+        except Error:
+            if granted is not old.grant:
+                self._give_back(granted)
+            raise
+        self._take_terms(terms)
+
+    def _change(
+        self, old: Held, terms: StreamTerms, measured: Measured, granted: ServedReservation | None = None
+    ) -> None:
+        terms, chooses_phase = self._at_phase_of_source(old, terms)
+        found = self._reservations.change(
+            old, terms, measured, now_ns=now_ns(), chooses_phase=chooses_phase, granted=granted
+        )
+        if found is not old:
+            found.server.counts = old.server.counts  # Of the stream, whatever its terms were.
+            self._reservations.end(old)
+            self.held = found
+
+    def _at_phase_of_source(self, old: Held, terms: StreamTerms) -> tuple[StreamTerms, bool]:
+        """The terms at the phase that the source has, and whether a phase is to be chosen."""
         chooses_phase = self._chooses_phase
         if terms.phase_ns is not None:
             # At the phase that the source has; with another period, where there is room, and the first frame shows it.
@@ -256,11 +315,7 @@ class StreamGuarantee:
                 terms, chooses_phase = at_phase(terms, held_terms.phase_ns), False
             elif seen_ns is not None:
                 terms, chooses_phase = at_phase(terms, seen_ns), False
-        found = self._reservations.change(old, terms, measured, now_ns=now_ns(), chooses_phase=chooses_phase)
-        if found is not old:
-            found.server.counts = old.server.counts  # Of the stream, whatever its terms were.
-            self._reservations.end(old)
-            self.held = found
+        return terms, chooses_phase
 
     def overran(self) -> None:
         """The consumer gets a frame that overran. Every ``RENEWAL_FRAMES`` such frames the reservation takes the duration that was
@@ -271,8 +326,19 @@ class StreamGuarantee:
             return
         learnt = self._reservations.learnt(self._model, TIMINGS_MIN)
         if learnt is not None and learnt.duration_ns > held.reservation.cost.duration_ns:
+            shared = self._reservations.shared
+            if shared is not None:
+                shared.begin(lambda: self._renew(held, learnt))
+                return
             with suppress(NotAdmitted):  # As before then.
                 self._change(held, self.terms, learnt)
+
+    async def _renew(self, held: Held, learnt: Measured) -> None:
+        """As ``overran``, on a served device, while the consumer continues."""
+        async with self._lock:
+            if not held.end and held is self.held:
+                with suppress(Error):
+                    await finish(self._ask_to_change(held, self.terms, learnt))
 
     def _check_open(self) -> None:
         if self._is_over:

@@ -14,22 +14,26 @@ Invariants:
    has other clients: they wait for it.
 4. Models that were timed on the device count with their longest execution, except those of streams with a guarantee, whose frames
    count already; a longer best-effort execution is rejected by the dispatcher.
+5. On a served device nothing is reserved here that its ledger has not granted, and each grant is given back once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Hashable, Iterator, Set
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from aionn.errors import NotAdmitted
 from aionn.hal import duration_text
-from aionn.scheduler.admission import SHARE_PPM, SlotCost, StreamTerms
+from aionn.runtime.guarantees.granted import as_granted, asked_time, with_verdict
+from aionn.scheduler.admission import DAY_NS, SHARE_PPM, SlotCost, StreamTerms
 from aionn.scheduler.bandwidth import NO_STALLS, BandwidthServer, Frame, Label, Stalls
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.ledger import RESERVATIONS_MAX, Ledger, ReservableSlot, Reservation
 from aionn.scheduler.reservations.windows import PhasedServer
+from aionn.service.client.reservations import ServedLedger, ServedReservation
+from aionn.service.wire.scheduling_messages import AskedTime
 
 __all__ = ["DeviceReservations", "FrameArrival", "Held", "Measured"]
 
@@ -59,9 +63,22 @@ class Held:
         lost: The label of the last one of these; None without one.
         end: Why it ended: ``released``, ``withdrawn`` (the device has failed), ``silent`` (no frame came, and others asked for the
             time), ``astray`` (the source has left its phase, and there is no room where it is now); empty while it is in force.
+        grant: The reservation in the ledger of a served device; None on other devices, and when it has ended.
+        is_asking: Whether that was asked for another phase, and has not answered.
     """
 
-    __slots__ = ("end", "in_progress", "lost", "lost_count", "measured", "model", "reservation", "server")
+    __slots__ = (
+        "end",
+        "grant",
+        "in_progress",
+        "is_asking",
+        "lost",
+        "lost_count",
+        "measured",
+        "model",
+        "reservation",
+        "server",
+    )
 
     def __init__(self, reservation: Reservation, measured: Measured, model: Hashable) -> None:
         self.reservation = reservation
@@ -71,6 +88,8 @@ class Held:
         self.in_progress = self.lost_count = 0
         self.lost: Label | None = None
         self.end = ""
+        self.grant: ServedReservation | None = None
+        self.is_asking = False
 
 
 class _Counts(dict[Label, int]):
@@ -164,22 +183,37 @@ class DeviceReservations:
         slot_count: The number of its slots.
         dispatcher: Runs the frames.
         estimates: The timings of models on it.
+        shared: The ledger of a served device, where other applications reserve; None for a device of this application alone.
 
     Attributes:
+        shared: See above.
+        slot_count: See above.
         is_up: Whether the device works, as far as its reservations know.
         refusals: Number of refusals by reason: ``no_time``, ``device_down``, ``too_many`` (of one ledger).
         labels: Number of frames with each label, of all reservations so far.
         stalls: The machine's stalls of the event loop; ``Runtime`` passes those of its loop.
     """
 
-    def __init__(self, name: str, slot_count: int, dispatcher: Dispatcher, estimates: Estimates) -> None:
+    def __init__(
+        self,
+        name: str,
+        slot_count: int,
+        dispatcher: Dispatcher,
+        estimates: Estimates,
+        shared: ServedLedger | None = None,
+    ) -> None:
+        self.slot_count = slot_count
         self._slots = range(slot_count)
         self._dispatcher = dispatcher
+        self.shared = shared
+        if shared is not None:
+            shared.on_room = self._limit_shared
+        self._shared_room_ns = DAY_NS
         self._estimates = estimates
         self._ledger = Ledger([ReservableSlot(f"{name}/{slot}", can_preempt=False) for slot in self._slots])
         self._held: dict[int, Held] = {}
         self._models: dict[Hashable, str] = {}
-        self._counted: set[str] = set()
+        self._counted: dict[str, int] = {}
         self._ending: dict[int, Held] = {}  # Those that have ended, and count until their slot is idle.
         self._moving: dict[int, Held] = {}  # Sources that were seen at another phase.
         self.is_up = True
@@ -219,18 +253,38 @@ class DeviceReservations:
         *,
         now_ns: int,
         chooses_phase: bool = False,
+        granted: ServedReservation | None = None,
     ) -> Held:
         """Reserves time for a stream on the first slot with room; ``chooses_phase`` as for ``Ledger.admit``.
+
+        Args:
+            terms: The stream.
+            measured: The device time of a frame.
+            model: The key of the model that its frames execute.
+            now_ns: The time.
+            chooses_phase: As for ``Ledger.admit``.
+            granted: On a served device, the time that its ledger has granted.
 
         Raises:
             NotAdmitted: No slot has; with the reason and what would fit.
         """
         self._prepare_admission(model, now_ns)
-        with self._refusals_counted():
-            reservation = self._ledger.admit(
-                terms, self._costs(measured), now_ns=now_ns, chooses_phase=chooses_phase
+        reservation = self._admitted(terms, measured, now_ns, chooses_phase, granted)
+        return self._begin(reservation, measured, model, granted)
+
+    def _admitted(
+        self,
+        terms: StreamTerms,
+        measured: Measured,
+        now_ns: int,
+        chooses_phase: bool,
+        granted: ServedReservation | None,
+    ) -> Reservation:
+        terms, chooses_phase = as_granted(terms, granted, chooses_phase=chooses_phase)
+        with self.refusals_counted():
+            return self._ledger.admit(
+                terms, self._costs(measured, granted), now_ns=now_ns, chooses_phase=chooses_phase
             )
-        return self._begin(reservation, measured, model)
 
     def change(
         self,
@@ -240,6 +294,7 @@ class DeviceReservations:
         *,
         now_ns: int,
         chooses_phase: bool = False,
+        granted: ServedReservation | None = None,
     ) -> Held:
         """Reserves time for new terms, before the old reservation ends: the caller ends it. Where the new terms demand no more, the
         old reservation has them from now on, and is returned.
@@ -249,19 +304,22 @@ class DeviceReservations:
         """
         self._prepare_admission(old.model, now_ns, keep=old)
         if old.end:
-            with self._refusals_counted():
-                reservation = self._ledger.admit(
-                    terms, self._costs(measured), now_ns=now_ns, chooses_phase=chooses_phase
-                )
-            return self._begin(reservation, measured, old.model)
+            reservation = self._admitted(terms, measured, now_ns, chooses_phase, granted)
+            return self._begin(reservation, measured, old.model, granted)
         number = old.reservation.number
-        with self._refusals_counted():
+        terms, chooses_phase = as_granted(terms, granted, chooses_phase=chooses_phase)
+        with self.refusals_counted():
             reservation = self._ledger.change(
-                number, terms, self._costs(measured), now_ns=now_ns, chooses_phase=chooses_phase
+                number, terms, self._costs(measured, granted), now_ns=now_ns, chooses_phase=chooses_phase
             )
         if reservation.number != number:
-            return self._begin(reservation, measured, old.model)
-        old.reservation = reservation
+            if old.grant is granted:
+                old.grant = None  # The new one has it.
+            return self._begin(reservation, measured, old.model, granted)
+        if old.grant is not granted:
+            self._give_back(old)
+            self._take(old, granted)
+        old.reservation = with_verdict(reservation, granted)
         old.server.change(
             period_ns=terms.period_ns,
             deadline_ns=terms.deadline_ns,
@@ -272,12 +330,13 @@ class DeviceReservations:
         self._changed()
         return old
 
-    def _costs(self, measured: Measured) -> dict[int, SlotCost]:
+    def _costs(self, measured: Measured, granted: ServedReservation | None) -> dict[int, SlotCost]:
         cost = SlotCost(duration_ns=measured.duration_ns, piece_ns=measured.duration_ns)
-        return dict.fromkeys(self._slots, cost)
+        return dict.fromkeys(self._slots if granted is None else (granted.reserved.slot,), cost)
 
     @contextmanager
-    def _refusals_counted(self) -> Iterator[None]:
+    def refusals_counted(self) -> Iterator[None]:
+        """Counts a refusal within it."""
         try:
             yield
         except NotAdmitted:
@@ -289,12 +348,58 @@ class DeviceReservations:
             self.refusals[reason] += 1
             raise
 
-    def _begin(self, reservation: Reservation, measured: Measured, model: Hashable) -> Held:
+    def _begin(
+        self, reservation: Reservation, measured: Measured, model: Hashable, granted: ServedReservation | None
+    ) -> Held:
+        reservation = with_verdict(reservation, granted)
         held = self._held[reservation.number] = Held(reservation, measured, model)
         held.server.counts = _Counts(self.labels)
         held.server.stalls = self.stalls
         self._changed()
+        self._take(held, granted)
         return held
+
+    # --- The ledger of a served device ---
+
+    def asked(
+        self, terms: StreamTerms, measured: Measured, model: Hashable, *, now_ns: int, chooses_phase: bool
+    ) -> AskedTime:
+        """The time that a stream asks of the ledger of a served device, with the longest best effort of this application."""
+        self._prepare_admission(model, now_ns)
+        return asked_time(terms, measured.duration_ns, self._counted, chooses_phase=chooses_phase)
+
+    def _take(self, held: Held, granted: ServedReservation | None) -> None:
+        held.grant = granted
+        if granted is None:
+            return
+        granted.on_end = lambda why: self._ended_by_server(held, why)
+        if granted.end:
+            self._ended_by_server(held, granted.end)  # Before this end was ready for the notice.
+
+    def _give_back(self, held: Held) -> None:
+        grant, held.grant = held.grant, None
+        if grant is not None and self.shared is not None:
+            self.shared.release(grant)
+
+    def _ended_by_server(self, held: Held, why: str) -> None:
+        """The ledger of the served device has ended a reservation, or its process is gone."""
+        held.grant = None
+        if why == "withdrawn":
+            self.withdraw()
+            return
+        number = held.reservation.number
+        if self._held.pop(number, None) is not None:
+            self._ending.pop(number, None)
+            self._moving.pop(number, None)
+            self._ledger.release(number)
+            held.end = held.end or why
+            held.server.is_withdrawn = True
+            self._changed()
+
+    def _limit_shared(self, room_ns: int) -> None:
+        self._shared_room_ns = room_ns
+        if self._held:
+            self._changed()
 
     def _prepare_admission(self, model: Hashable, now_ns: int, keep: Held | None = None) -> None:
         """Ends reservations without frames, and has the ledger know the best-effort models of the device."""
@@ -306,6 +411,7 @@ class DeviceReservations:
             self._ending.pop(reservation.number, None)
             held.end = held.end or "silent"
             held.server.is_withdrawn = True
+            self._give_back(held)
         if silent:
             self._changed()
         pieces: dict[str, int] = {}
@@ -314,14 +420,14 @@ class DeviceReservations:
             name = self._models.get(key)
             if name is not None and key not in guaranteed and self._estimates.count(key):
                 pieces[name] = max(pieces.get(name, 0), self._estimates.duration_ns(key, 1))
-        self._forget_all_but(pieces)
+        self._forget_all_but(pieces.keys())
         for slot in self._slots:
             for name, piece_ns in pieces.items():
                 self._ledger.allow_lower(slot, name, piece_ns)
-        self._counted = set(pieces)
+        self._counted = pieces
 
-    def _forget_all_but(self, names: Collection[str]) -> None:
-        for name in self._counted.difference(names):
+    def _forget_all_but(self, names: Set[str]) -> None:
+        for name in self._counted.keys() - names:
             for slot in self._slots:
                 self._ledger.forget_lower(slot, name)
 
@@ -352,6 +458,7 @@ class DeviceReservations:
                 self._ledger.lose(number)
             else:
                 self._ledger.release(number)
+            self._give_back(held)
         if ended:
             self._changed()
         for held in [held for held in self._moving.values() if held.reservation.slot == slot]:
@@ -380,13 +487,27 @@ class DeviceReservations:
         if server.wanted_ns is None:
             return
         phase_ns = server.wanted_ns % server.period_ns
-        found = self._ledger.move(held.reservation.number, phase_ns)
+        if self.shared is None:
+            self._moved(held, server, phase_ns, has_moved=True)
+        elif held.grant is not None and not held.is_asking:
+            held.is_asking = True
+            self.shared.move(
+                held.grant, phase_ns, lambda has_moved: self._answered(held, server, phase_ns, has_moved)
+            )
+
+    def _answered(self, held: Held, server: PhasedServer, phase_ns: int, has_moved: bool) -> None:
+        held.is_asking = False
+        if not held.end:
+            self._moved(held, server, phase_ns, has_moved=has_moved)
+
+    def _moved(self, held: Held, server: PhasedServer, phase_ns: int, *, has_moved: bool) -> None:
+        found = self._ledger.move(held.reservation.number, phase_ns) if has_moved else None
         if found is not None:
             held.reservation = found
             server.move(phase_ns)
             self._changed()
-        elif server.is_astray:
-            self.end(held, "astray")
+        elif server.is_astray or (has_moved and self.shared is not None):
+            self.end(held, "astray")  # On a served device, the two ledgers would differ otherwise.
 
     # --- The end by the device ---
 
@@ -400,6 +521,7 @@ class DeviceReservations:
                 held = self._held.pop(reservation.number)
                 held.end = held.end or "withdrawn"
                 held.server.is_withdrawn = True
+                self._give_back(held)
         self._changed()
 
     def restore(self) -> None:
@@ -421,6 +543,8 @@ class DeviceReservations:
             # As ``Ledger.may_run_lower``.
             held.server.may_run_lower = reservation.cost.piece_ns <= rooms_ns[reservation.slot]
         room_ns = min(rooms_ns.values(), default=None)
+        if room_ns is not None:
+            room_ns = min(room_ns, self._shared_room_ns)
         self._dispatcher.limit_best_effort(room_ns)
 
     # --- What is held ---

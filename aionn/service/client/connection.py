@@ -20,7 +20,7 @@ import os
 import socket
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import anyio
@@ -58,6 +58,7 @@ from aionn.service.wire.repetition import (
     MemoryIdentifiers,
     RecallMemories,
 )
+from aionn.service.wire.scheduling_messages import Release, ReserveReply, Room, Withdrawn
 
 __all__ = ["Connection", "Peer", "ServedSocket"]
 
@@ -67,7 +68,9 @@ CONNECT_S_MAX = 5.0
 LAST_MESSAGES_S = 0.1
 """Time for which a process's messages are still read after its end, if another process keeps its socket open."""
 
-_ANSWERED = frozenset(kind.__name__ for kind in (GetMemories, BurstEnded, RecallMemories, Notify))
+_ANSWERED = frozenset(
+    kind.__name__ for kind in (GetMemories, BurstEnded, RecallMemories, Notify, Withdrawn, Room)
+)
 """The calls of a driver process."""
 
 _logger = logging.getLogger("aionn.service")
@@ -164,6 +167,9 @@ def _freed_by(reply: ReplyBody) -> CallBody | None:
             return EndBurst(reply.burst)
         case CreateExecutionReply() | ExecuteFencedReply():
             return ForgetExecution(reply.execution)
+        case ReserveReply():
+            reserved = reply.reserved
+            return None if reserved is None or not reserved.is_new else Release(reserved.reservation)
     return None
 
 
@@ -183,6 +189,7 @@ class Connection:
         identifiers: The memories of requests that the process remembers.
         ended: Set when the process is gone and reaped.
         is_serving: To be set when the process has answered for the first time.
+        on_notice: Called with each notice about reservations, and with None when the process is gone; None if nothing is reserved.
     """
 
     def __init__(
@@ -201,6 +208,7 @@ class Connection:
         self.identifiers = MemoryIdentifiers(lambda identifier: channel.post(ForgetMemory(identifier)))
         self.ended = anyio.Event()
         self.is_serving = anyio.Event()
+        self.on_notice: Callable[[Withdrawn | Room | None], None] | None = None
         self._tasks = tasks
         self._hang_after_s = hang_after_s
         self._callbacks: dict[int, ExecutionCallback] = {}
@@ -235,6 +243,9 @@ class Connection:
             burst.peer_died(f"the driver process (pid {self.peer.pid}) is gone")
         for launch in list(self._callbacks):
             self._finish(launch, ErrorStatus.DEAD_OBJECT)
+        on_notice, self.on_notice = self.on_notice, None
+        if on_notice is not None:
+            on_notice(None)
         self.identifiers.close()
         self.channel.release()
         try:
@@ -289,6 +300,10 @@ class Connection:
         if isinstance(body, RecallMemories):
             _check_count(len(body.identifiers))
             return GetMemoriesReply(self.identifiers.memories(body.identifiers))
+        if isinstance(body, Withdrawn | Room):
+            if self.on_notice is not None:
+                self.on_notice(body)
+            return Done()
         if isinstance(body, Notify):
             self._finish(body.launch, body.status, body.output_shapes, body.timing)
             return Done()

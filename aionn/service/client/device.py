@@ -49,6 +49,7 @@ from aionn.platform.loops import Home
 from aionn.realtime import Scheduling
 from aionn.service.client.connection import Connection, Peer, ServedSocket
 from aionn.service.client.prepared import RemoteBuffer, RemotePreparedModel
+from aionn.service.client.reservations import ServedLedger
 from aionn.service.client.spare import Spare
 from aionn.service.client.supervisor import DriverProcess
 from aionn.service.progress import check_hang_after_s
@@ -119,6 +120,7 @@ class RemoteDevice:
 
     Attributes:
         starts: Number of processes that have served.
+        ledger: The reservations of a served device; None where no other application uses it.
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class RemoteDevice:
         self._short_lives = 0
         self._closed = False
         self.starts = 0
+        self.ledger = None if path is None else ServedLedger(self._connected, tasks)
 
     @property
     def info(self) -> DeviceInfo:

@@ -240,6 +240,11 @@ class Drain:
         """Where the process is."""
         return self._table.state
 
+    @property
+    def is_requested(self) -> bool:
+        """Whether the drain has begun."""
+        return self._requested.is_set()
+
     def terminate(self) -> DrainState:
         """SIGTERM came. May be called by a signal handler of the loop's thread, which then calls ``wake`` in the loop."""
         return self._table.terminate(time.monotonic_ns())

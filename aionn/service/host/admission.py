@@ -74,6 +74,11 @@ class Credentials(NamedTuple):
         """The identity of the process, which a later process with the same number does not have."""
         return self.pid, self.start
 
+    @property
+    def in_words(self) -> str | None:
+        """The identity of the process in words; None if it has no number."""
+        return None if self.pid == FOREIGN_PID else f"pid {self.pid}, start {self.start}"
+
     @classmethod
     def of(cls, sock: socket.socket) -> Credentials:
         """Those of the peer of a connected Unix socket."""
@@ -107,12 +112,15 @@ class ClientLimits(msgspec.Struct, frozen=True):
         clients_per_user: Those of one user: half of all by default, so that one user leaves room for others.
         clients_per_process: Those of one process: far more than the one that an application needs.
         hello_s: Limit of the time until a client has sent Hello.
+        reserved_share: The share of the time of all device slots that the streams of one process may reserve, above 0 and at most
+            1; the rest is for others.
     """
 
     clients: int = 256
     clients_per_user: int = 128
     clients_per_process: int = 64
     hello_s: float = 5.0
+    reserved_share: float = 0.75
 
     def __post_init__(self) -> None:
         for name in ("clients", "clients_per_user", "clients_per_process"):
@@ -120,6 +128,10 @@ class ClientLimits(msgspec.Struct, frozen=True):
                 raise InvalidArgument(f"limit {name}: expected 1 or more, got {getattr(self, name)}")
         if not self.hello_s > 0:
             raise InvalidArgument(f"limit hello_s: expected a positive number of seconds, got {self.hello_s}")
+        if not 0 < self.reserved_share <= 1:
+            raise InvalidArgument(
+                f"limit reserved_share: expected more than 0 and at most 1, got {self.reserved_share}"
+            )
 
 
 class NoPlace(ResourceExhausted):
@@ -150,6 +162,11 @@ class Place:
         self.on_displaced: Callable[[str], None] = _nobody
         self.on_gone: Callable[[], None] = _unknown
         self.has_sent: Callable[[], bool] = _nothing
+
+    @property
+    def process(self) -> Hashable:
+        """The identity of the client's process; of one that has no number each connection counts as one."""
+        return self if self.client.pid == FOREIGN_PID else self.client.process
 
 
 def _nobody(why: str) -> None:

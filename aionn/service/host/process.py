@@ -28,6 +28,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
@@ -50,13 +51,13 @@ from aionn.observability.tracing import TRACE_VARIABLE, start_tracing
 from aionn.platform.loops import finish, is_cancelled
 from aionn.platform.threads import start_thread
 from aionn.service.host.accepted import ENDING, Drain
-from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, Place
+from aionn.service.host.admission import Admission, ClientLimits, Credentials, Place
 from aionn.service.host.listening import BACKLOG, listen_at, remove_socket
 from aionn.service.host.newcomers import FIRST_CALL, Newcomers, send_reason
 from aionn.service.host.session import Session
 from aionn.service.host.threads import HostThreads
 from aionn.service.progress import Progress
-from aionn.service.wire.channel import Channel
+from aionn.service.wire.channel import Channel, Handler
 from aionn.service.wire.peers import Peer, Peers
 from aionn.service.wire.protocol import (
     CallBody,
@@ -64,6 +65,9 @@ from aionn.service.wire.protocol import (
 )
 from aionn.service.wire.quotas import Quotas, Share, SharedDescriptors
 from aionn.service.wire.received import close_in_turns, close_unread, has_unread
+
+if TYPE_CHECKING:
+    from aionn.service.host.reservations import ClientReservations, ServedReservations
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -145,6 +149,7 @@ async def serve(
     threads: HostThreads | None = None,
     share: Share | None = None,
     drain: Drain | None = None,
+    reservations: ClientReservations | None = None,
 ) -> bool:
     """Serves one client until it goes away, then frees what was its own.
 
@@ -164,12 +169,12 @@ async def serve(
         threads: The scheduling of this process, which the client may lend; None if it may not.
         share: The client's part in the descriptors of this process; None where it is the only one.
         drain: Ends the process in order; None for one that ends with its client.
+        reservations: Those of its streams, beside the ones of other clients; None for a client that has the process alone.
 
     Returns:
         Whether it went in the middle of something.
     """
-    if peer is None:
-        peer = Peer()
+    peer = Peer() if peer is None else peer
     peer.connects_or_leaves()
     async with anyio.from_thread.BlockingPortal() as portal, anyio.create_task_group() as tasks:
         session = Session(
@@ -183,7 +188,7 @@ async def serve(
             threads=threads,
         )
         session.account.share = share
-        handle = session.handle if drain is None else drain.enter(session, sock, tasks).handle
+        handle = _handler(session, sock, tasks, drain, reservations)
         channel = Channel(
             sock,
             handle,
@@ -213,7 +218,7 @@ async def serve(
             peer.connects_or_leaves()
             was_cut_off = channel.was_cut_off or session.account.taken("executions") > 0
             try:
-                await finish(_close(session, peer))
+                await finish(_close(session, peer, reservations))
             finally:
                 if drain is not None:
                     drain.leave(session)
@@ -222,8 +227,28 @@ async def serve(
     return was_cut_off
 
 
-async def _close(session: Session, peer: Peer) -> None:
-    await peer.charged(session.aclose())
+def _handler(
+    session: Session,
+    sock: socket.socket,
+    tasks: anyio.abc.TaskGroup,
+    drain: Drain | None,
+    reservations: ClientReservations | None,
+) -> Handler:
+    """Answers the calls of a client, as ``serve`` is asked to."""
+    handle = session.handle if drain is None else drain.enter(session, sock, tasks).handle
+    if reservations is None:
+        return handle
+    return reservations.before(
+        handle, session.greeted.is_set, lambda: drain is not None and drain.is_requested
+    )
+
+
+async def _close(session: Session, peer: Peer, reservations: ClientReservations | None) -> None:
+    try:
+        await peer.charged(session.aclose())
+    finally:
+        if reservations is not None:
+            reservations.leave()  # Its frames have ended.
 
 
 async def _rest(session: Session, idle_s: float) -> None:
@@ -294,13 +319,12 @@ async def listen(
             if started is not None:
                 started.set()
             peers, cut_off = Peers(), _CutOff()
+            ledger = _ledger_of(device, limits, tasks)
             shared = SharedDescriptors(_for_clients(descriptors_max, limits))
             tasks.start_soon(cut_off.collect)
 
             async def serve_one(sock: socket.socket, client: Credentials, place: Place) -> None:
-                # A process without a number: each of its connections counts as one.
-                process = place if client.pid == FOREIGN_PID else client.process
-                peer = peers.of(process)
+                peer = peers.of(place.process)
                 one = serve(
                     device,
                     sock,
@@ -314,8 +338,9 @@ async def listen(
                     on_hello=lambda: newcomers.admission.greeted(place),
                     on_end=lambda: newcomers.ends(place),
                     peer=peer,
-                    share=Share(shared, client.uid, process),
+                    share=Share(shared, client.uid, place.process),
                     drain=drain,
+                    reservations=ledger.client(client.in_words, peer, place),
                 )
                 try:
                     if await peer.charged(one):
@@ -339,12 +364,21 @@ async def listen(
             assert drain is not None, "nothing else ends the acceptance"
             remove_socket(listener, os.fspath(path), identity)
             _reject_backlog(listener)
-            listener.close()
             await drain.over()
             tasks.cancel_scope.cancel()
     finally:
         remove_socket(listener, os.fspath(path), identity)
         listener.close()
+
+
+def _ledger_of(device: Device, limits: ClientLimits, tasks: anyio.abc.TaskGroup) -> ServedReservations:
+    """The reservations of all clients. A process that serves one application does not import the test of admission."""
+    from aionn.service.host.reservations import ServedReservations
+
+    info = device.info
+    ledger = ServedReservations(info.name, info.slots, share=limits.reserved_share)
+    tasks.start_soon(ledger.notify)
+    return ledger
 
 
 def _for_clients(descriptors_max: int | None, limits: ClientLimits) -> int:
@@ -379,17 +413,18 @@ async def _end_accepting(drain: Drain, accepting: anyio.CancelScope) -> None:
 
 
 def _reject_backlog(listener: socket.socket) -> None:
-    """Sends the clients that have connected and were not accepted the reason why they are not served."""
+    """Sends the clients that have connected and were not accepted the reason why they are not served, and closes the listener."""
     for _ in range(BACKLOG):
         try:
             sock, _ = listener.accept()
         except OSError:
-            return
+            break
         send_reason(sock, FIRST_CALL, ENDING)
         # First: a message that came after its emptying would discard the reason at the client.
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
         close_unread(sock)
+    listener.close()
 
 
 class _CutOff:

@@ -59,7 +59,7 @@ from aionn.service.wire.repetition import (
     ForgetMemory,
     RecallMemories,
 )
-from aionn.service.wire.scheduling_messages import GetThreads, JoinScheduling, ThreadsReply
+from aionn.service.wire.scheduling_messages import SchedulingCall, SchedulingReply
 from aionn.service.wire.sizes import (
     FENCES_MAX,
     INLINE_BYTES_MAX,
@@ -93,7 +93,7 @@ __all__ = [
     "read_envelope",
 ]
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Refused at the handshake when it differs: both ends come from one installation, except with a served device."""
 
 DESCRIPTORS_WITH_MESSAGE_MAX = 240
@@ -328,8 +328,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 CallBody = (
     Hello
-    | JoinScheduling
-    | GetThreads
+    | SchedulingCall
     | GetStatus
     | SupportedOperations
     | PrepareModel
@@ -361,7 +360,7 @@ CallBody = (
 
 ReplyBody = (
     HelloReply
-    | ThreadsReply
+    | SchedulingReply
     | StatusReply
     | SupportedOperationsReply
     | PrepareModelReply

@@ -1,0 +1,67 @@
+"""The question to the ledger of a served device, and its answer, in the words of ``reservations``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from aionn.scheduler.admission import StreamTerms
+from aionn.scheduler.ledger import Reservation
+from aionn.service.client.reservations import ServedReservation
+from aionn.service.wire.scheduling_messages import AskedTime
+
+__all__ = ["as_granted", "asked_time", "with_verdict"]
+
+NAME_CHARACTERS_MAX = 80
+"""Longest name that the ledger of a served device takes."""
+
+
+def asked_time(
+    terms: StreamTerms, duration_ns: int, best_effort: Mapping[str, int], *, chooses_phase: bool
+) -> AskedTime:
+    """The time that a stream asks for.
+
+    Args:
+        terms: The stream.
+        duration_ns: The device time of a frame.
+        best_effort: The longest execution of each other model of this application.
+        chooses_phase: Whether the phase may be replaced.
+    """
+    blocker = max(best_effort, key=best_effort.__getitem__, default="")
+    return AskedTime(
+        name=_printable(terms.name),
+        period_ns=terms.period_ns,
+        deadline_ns=terms.deadline_ns,
+        jitter_ns=terms.jitter_ns,
+        phase_ns=terms.phase_ns,
+        tolerance_ns=terms.tolerance_ns,
+        chooses_phase=chooses_phase,
+        duration_ns=duration_ns,
+        blocker=_printable(blocker),
+        blocker_ns=best_effort.get(blocker, 0),
+    )
+
+
+def as_granted(
+    terms: StreamTerms, granted: ServedReservation | None, *, chooses_phase: bool
+) -> tuple[StreamTerms, bool]:
+    """The terms with the phase that was granted, and whether a phase is still to be chosen."""
+    if granted is None:
+        return terms, chooses_phase
+    return msgspec.structs.replace(terms, phase_ns=granted.reserved.phase_ns), False
+
+
+def with_verdict(reservation: Reservation, granted: ServedReservation | None) -> Reservation:
+    """A reservation with the tightest time among the streams of all applications."""
+    if granted is None:
+        return reservation
+    reserved = granted.reserved
+    verdict = msgspec.structs.replace(reservation.verdict, slack_ns=reserved.slack_ns, at_ns=reserved.at_ns)
+    return msgspec.structs.replace(reservation, verdict=verdict)
+
+
+def _printable(name: str) -> str:
+    """A name as the ledger of a served device takes it."""
+    text = "".join(character if character.isprintable() else "?" for character in name)
+    return text[:NAME_CHARACTERS_MAX]
