@@ -13,8 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, overload
 
@@ -23,33 +22,25 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from aionn.errors import ExecutionCancelled, InvalidArgument, ResourceExhausted, shortages_raised, status_of
-from aionn.hal import (
-    Priority,
-    dimensions_are_known,
-    whole_number,
-)
+from aionn.hal import Priority, whole_number
 from aionn.platform.loops import finish, finish_all
 from aionn.runtime.background import Background
 from aionn.runtime.clock import check_deadline, now_ns
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
 from aionn.runtime.executions.lent import LentSlot
-from aionn.runtime.executions.opened_plan import KeptAreas, OpenedPlan
+from aionn.runtime.executions.opened_plan import KeptAreas, OpenedPlan, check_known_shapes
 from aionn.runtime.executions.results import PriorityName, Result, flag_of, priority_of
 from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool, nothing
-from aionn.runtime.executions.stepping import (
-    DeviceBurst,
-    InterpretedBurst,
-)
+from aionn.runtime.executions.source_task import check_source
+from aionn.runtime.executions.stepping import DeviceBurst, InterpretedBurst
 from aionn.runtime.executions.stream import Stream, StreamPump
 from aionn.runtime.executions.writing import ViewsWriter, item_writer
 from aionn.runtime.guarantees.guarantee import StreamGuarantee
 from aionn.runtime.guarantees.reservations import FrameArrival
 from aionn.runtime.guarantees.stream import GuaranteedStream, ReservedPump, capture_deadline
 from aionn.runtime.guarantees.terms import at_phase, check_guarantee, in_progress_max, stated_terms
-from aionn.runtime.memory.arguments import (
-    check_inputs,
-)
+from aionn.runtime.memory.arguments import check_inputs
 from aionn.runtime.memory.real_values import Writer
 from aionn.runtime.metrics.figures import CompilationFigures
 from aionn.scheduler.admission import StreamTerms
@@ -440,7 +431,7 @@ class Burst:
         """
         if not isinstance(on_late, str) or on_late not in ("drop", "deliver"):
             raise InvalidArgument(f"on_late: expected drop or deliver, got {on_late!r}")
-        _check_source(source)
+        check_source(source)
         check_guarantee(guarantee, phase_ns)
         measure = flag_of(measure, "measure")
         rank = self._priority if priority is None else priority_of(priority)
@@ -601,30 +592,6 @@ class Burst:
         self._finalizer.detach()  # Not before: a closing that failed is tried again when this object is dropped.
         # Completion callbacks run in the loop's next turn: wait for them before closing returns.
         await anyio.lowlevel.checkpoint()
-
-
-def check_known_shapes(plan: Plan) -> None:
-    """Checks that memory can be made for the executions of a plan before its first one.
-
-    Raises:
-        InvalidArgument: A shape is unknown.
-    """
-    for spec in (*plan.inputs, *plan.outputs, *plan.temporaries.values()):
-        if not dimensions_are_known(spec.type, spec.dimensions):
-            raise InvalidArgument(f"burst: expected known shapes, got {spec}")
-
-
-def _check_source(source: object) -> None:
-    if isinstance(source, AsyncIterable):
-        return
-    advice = ""
-    if callable(source):
-        advice = "; call it, if it is an async generator function"
-    elif isinstance(source, str | os.PathLike):
-        advice = "; aionn.media.video_file and audio_file read files, and aionn.media.network an address"
-    elif isinstance(source, Iterable):
-        advice = "; make it one by an async generator (async def and yield), or by aionn.media.Source"
-    raise InvalidArgument(f"stream: expected an async iterable, got a {type(source).__name__}{advice}")
 
 
 async def _close_all(plans: Sequence[OpenedPlan]) -> None:

@@ -14,12 +14,13 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from aionn.errors import GeneralFailure
+from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.hal import (
     BurstDefaults,
     ExecutionResult,
     Launch,
     check_abilities,
+    dimensions_are_known,
 )
 from aionn.platform.loops import finish_all
 from aionn.platform.real_work import real_work
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from aionn.runtime.placement.plan import Plan
 
 
-__all__ = ["KeptAreas", "OpenedPlan"]
+__all__ = ["KeptAreas", "OpenedPlan", "check_known_shapes"]
 
 
 class _StepInBurst(Step):
@@ -225,3 +226,14 @@ def _touched_area(values: Sequence[Value], kept: KeptAreas) -> RequestArea:
     array[:: mmap.PAGESIZE] = 0
     kept.keep(array)
     return area
+
+
+def check_known_shapes(plan: Plan) -> None:
+    """Checks that memory can be made for the executions of a plan before its first one.
+
+    Raises:
+        InvalidArgument: A shape is unknown.
+    """
+    for spec in (*plan.inputs, *plan.outputs, *plan.temporaries.values()):
+        if not dimensions_are_known(spec.type, spec.dimensions):
+            raise InvalidArgument(f"burst: expected known shapes, got {spec}")

@@ -12,12 +12,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
 
+from aionn.errors import InvalidArgument
 from aionn.runtime.background import Background, Cancelled, Task, is_running
 
-__all__ = ["INTERRUPTS", "SourceTask"]
+__all__ = ["INTERRUPTS", "SourceTask", "check_source"]
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
 """Exceptions that end the program, wherever they are raised."""
@@ -98,3 +100,17 @@ class SourceTask:
         if self._is_reading or not (self._is_closing or is_running(task)):
             task.cancel()
         self._background.limit_reading(task)
+
+
+def check_source(source: object) -> None:
+    """Raises ``InvalidArgument`` for what is not an async iterable, with the remedy."""
+    if isinstance(source, AsyncIterable):
+        return
+    advice = ""
+    if callable(source):
+        advice = "; call it, if it is an async generator function"
+    elif isinstance(source, str | os.PathLike):
+        advice = "; aionn.media.video_file and audio_file read files, and aionn.media.network an address"
+    elif isinstance(source, Iterable):
+        advice = "; make it one by an async generator (async def and yield), or by aionn.media.Source"
+    raise InvalidArgument(f"stream: expected an async iterable, got a {type(source).__name__}{advice}")
