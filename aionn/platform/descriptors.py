@@ -187,9 +187,10 @@ class _Job:
         left = [] if self._others is None else [fd for fd in self._fds if _seals_of(fd) is None]
         if not left and self._mapping is not None:
             self._release_mapping()
+        ours = sorted(set(self._fds).difference(left))
         # Other closings may take as long as another process likes: they never have a turn.
-        with memory_turn() if self._others is not None else contextlib.nullcontext():
-            _close_ranges(sorted(set(self._fds).difference(left)))
+        with memory_turn() if ours and self._others is not None else contextlib.nullcontext():
+            _close_ranges(ours)
         used_ns = self._used_ns + time.thread_time_ns() - began_ns
         if left and self._others is not None:
             self._others.put(_Job(left, self._mapping, self._on_closed, None, used_ns))

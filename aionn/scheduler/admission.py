@@ -38,6 +38,7 @@ __all__ = [
     "CAP_PPM",
     "DAY_NS",
     "SHARE_PPM",
+    "STREAM_NAME_CHARACTERS_MAX",
     "Demand",
     "Piece",
     "SlotCost",
@@ -55,6 +56,9 @@ SHARE_PPM = 1_000_000
 
 CAP_PPM = 950_000
 """Share of a slot that may be reserved unless stated otherwise: the rest is for what durations do not include, as in the kernel."""
+
+STREAM_NAME_CHARACTERS_MAX = 80
+"""Longest name of an application's stream: it is a part of messages."""
 
 POINTS_MAX = 50_000
 """Most times that one test examines: some milliseconds. Sets of streams whose periods differ by less than a thousandfold need some

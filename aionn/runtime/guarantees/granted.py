@@ -6,15 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from aionn.scheduler.admission import StreamTerms
+from aionn.scheduler.admission import STREAM_NAME_CHARACTERS_MAX, StreamTerms
 from aionn.scheduler.ledger import Reservation
 from aionn.service.client.reservations import ServedReservation
 from aionn.service.wire.scheduling_messages import AskedTime
 
 __all__ = ["as_granted", "asked_time", "with_verdict"]
-
-NAME_CHARACTERS_MAX = 80
-"""Longest name that the ledger of a served device takes."""
 
 
 def asked_time(
@@ -64,4 +61,4 @@ def with_verdict(reservation: Reservation, granted: ServedReservation | None) ->
 def _printable(name: str) -> str:
     """A name as the ledger of a served device takes it."""
     text = "".join(character if character.isprintable() else "?" for character in name)
-    return text[:NAME_CHARACTERS_MAX]
+    return text[:STREAM_NAME_CHARACTERS_MAX]

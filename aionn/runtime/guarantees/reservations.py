@@ -387,13 +387,9 @@ class DeviceReservations:
         if why == "withdrawn":
             self.withdraw()
             return
-        number = held.reservation.number
-        if self._held.pop(number, None) is not None:
-            self._ending.pop(number, None)
-            self._moving.pop(number, None)
-            self._ledger.release(number)
-            held.end = held.end or why
-            held.server.is_withdrawn = True
+        if held.reservation.number in self._held:
+            self._ledger.release(held.reservation.number)
+            self._drop(held, why)
             self._changed()
 
     def _limit_shared(self, room_ns: int) -> None:
@@ -407,11 +403,7 @@ class DeviceReservations:
             self.seen(keep, now_ns)
         silent = self._ledger.end_silent(now_ns)
         for reservation in silent:
-            held = self._held.pop(reservation.number)
-            self._ending.pop(reservation.number, None)
-            held.end = held.end or "silent"
-            held.server.is_withdrawn = True
-            self._give_back(held)
+            self._drop(self._held[reservation.number], "silent")
         if silent:
             self._changed()
         pieces: dict[str, int] = {}
@@ -440,6 +432,14 @@ class DeviceReservations:
         held.server.is_withdrawn = True
         self._ending[held.reservation.number] = held
         self._settle(held.reservation.slot)
+
+    def _drop(self, held: Held, why: str) -> None:
+        """Forgets a reservation that the ledger has ended, whose frames are not waited for."""
+        for table in (self._held, self._ending, self._moving):
+            table.pop(held.reservation.number, None)
+        held.end = held.end or why
+        held.server.is_withdrawn = True
+        self._give_back(held)
 
     def frame_ended(self, held: Held) -> None:
         """Neither the dispatcher nor the device has a frame any more."""
@@ -514,14 +514,9 @@ class DeviceReservations:
     def withdraw(self) -> None:
         """The device has failed: all reservations end, and none is made until ``restore``."""
         self.is_up = False
-        self._ending.clear()
-        self._moving.clear()
         for slot in self._slots:
             for reservation in self._ledger.withdraw(slot):
-                held = self._held.pop(reservation.number)
-                held.end = held.end or "withdrawn"
-                held.server.is_withdrawn = True
-                self._give_back(held)
+                self._drop(self._held[reservation.number], "withdrawn")
         self._changed()
 
     def restore(self) -> None:

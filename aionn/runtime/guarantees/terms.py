@@ -11,7 +11,7 @@ from typing import Any
 
 from aionn.errors import InvalidArgument
 from aionn.hal import TIME_MAX_NS
-from aionn.scheduler.admission import DAY_NS, StreamTerms
+from aionn.scheduler.admission import DAY_NS, STREAM_NAME_CHARACTERS_MAX, StreamTerms
 from aionn.scheduler.reservations.windows import phase_tolerance_ns
 
 __all__ = [
@@ -26,9 +26,6 @@ __all__ = [
 JITTER_SHARE = 0.1
 """The jitter that is assumed where none is stated, as a share of the shorter of period and deadline: an event loop delivers the
 frames of a camera some tenths of a millisecond early or late, and without jitter every second of them would count as early."""
-
-NAME_CHARACTERS_MAX = 80
-"""Longest name of a stream: it is a part of messages."""
 
 
 def check_guarantee(guarantee: Any, phase_ns: Any = None) -> None:
@@ -56,9 +53,9 @@ def stated_terms(name: str, period: Any, deadline: Any, jitter: Any) -> StreamTe
         InvalidArgument: One is missing, is not a number of seconds, is not positive (the jitter: negative) or is longer than a day,
             or the jitter leaves nothing of the deadline.
     """
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARACTERS_MAX:
+    if not isinstance(name, str) or not 0 < len(name) <= STREAM_NAME_CHARACTERS_MAX:
         raise InvalidArgument(
-            f"stream, name: expected a text of 1 to {NAME_CHARACTERS_MAX} characters, got {name!r}"
+            f"stream, name: expected a text of 1 to {STREAM_NAME_CHARACTERS_MAX} characters, got {name!r}"
         )
     if period is None:
         raise InvalidArgument(

@@ -31,7 +31,13 @@ import anyio.lowlevel
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument, NotAdmitted, ResourceExhausted
 from aionn.hal import TIME_MAX_NS
 from aionn.hal.callers import Connection
-from aionn.scheduler.admission import DAY_NS, SHARE_PPM, SlotCost, StreamTerms
+from aionn.scheduler.admission import (
+    DAY_NS,
+    SHARE_PPM,
+    STREAM_NAME_CHARACTERS_MAX,
+    SlotCost,
+    StreamTerms,
+)
 from aionn.scheduler.ledger import SILENCE_NS, Ledger, ReservableSlot, Reservation
 from aionn.scheduler.worker_turns import WorkerTurns
 from aionn.service.host.accepted import ENDING
@@ -59,9 +65,6 @@ __all__ = ["OF_PROCESS_MAX", "ClientReservations", "ServedReservations"]
 
 OF_PROCESS_MAX = 256
 """Most reservations of one process: a quarter of those of a ledger, and more streams than an application has."""
-
-NAME_CHARACTERS_MAX = 80
-"""Longest name of a stream or model in messages."""
 
 NOTICE_PAUSE_S = 0.05
 """Pause between two rounds of notices: a client that reserves and releases without a pause would wake all others each time."""
@@ -506,9 +509,9 @@ def _checked(asked: AskedTime, client: int) -> _Asked:
 
 
 def _name_in_ledger(field: str, name: str, client: int, *, least: int) -> str:
-    if not least <= len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
+    if not least <= len(name) <= STREAM_NAME_CHARACTERS_MAX or not name.isprintable():
         raise InvalidArgument(
-            f"reservation, {field}: expected {least} to {NAME_CHARACTERS_MAX} printable characters, got"
-            f" {name[:NAME_CHARACTERS_MAX]!r}"
+            f"reservation, {field}: expected {least} to {STREAM_NAME_CHARACTERS_MAX} printable characters, got"
+            f" {name[:STREAM_NAME_CHARACTERS_MAX]!r}"
         )
     return f"\x01{client}\x02{name}\x03"
