@@ -42,7 +42,7 @@ def test_threads_that_end_while_they_are_read_do_not_fail_the_count(monkeypatch:
 
 
 def test_count_of_a_process_that_has_ended_is_an_error() -> None:
-    with subprocess.Popen(["true"]) as process:
+    with subprocess.Popen(["sh", "-c", ":"]) as process:
         process.wait()
     with pytest.raises(FileNotFoundError):
         child_count(process.pid)
