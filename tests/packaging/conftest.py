@@ -24,6 +24,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
         pytest.skip("setuptools is not installed: pip install --group test")
     if int(importlib.metadata.version("setuptools").partition(".")[0]) < SETUPTOOLS_MIN:
         pytest.skip("setuptools is too old: pip install --group test")
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=repository, capture_output=True)
     if listed.returncode:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
 from aionn.benchmarking.stress.samples import child_pids
 from tests.support.processes.fork_server import ForkServer
 
-__all__ = ["NATIVE_COUNTS", "cancelled_natively", "child_processes"]
+__all__ = ["NATIVE_COUNTS", "SLEEPING", "cancelled_natively", "child_processes"]
 
 NATIVE_COUNTS = (1, 2, 1000)
 """Numbers of cancellations of a closing: once, again before it has ended, and in each turn of the loop until it has."""
+
+SLEEPING = (sys.executable, "-S", "-c", "import time; time.sleep(3600)")
+"""A command that does nothing until it is ended. Not ``sleep``, which a system may lack."""
 
 WATCHDOG_S = 30.0
 """Limit of the time until a cancelled call ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -177,7 +178,7 @@ def test_browser_that_ends_or_says_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BrowserError, match=r"the browser (ended|is gone)"):
         see_page(page, browser="true")
     silent = tmp_path / "silent"
-    silent.write_text("#!/bin/sh\nexec sleep 60\n")
+    silent.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import time; time.sleep(60)'\n")
     silent.chmod(0o700)
     with pytest.raises(BrowserError, match="no answer from the browser in time"):
         see_page(page, timeout_s=0.2, browser=str(silent))

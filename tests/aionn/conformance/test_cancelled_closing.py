@@ -13,7 +13,7 @@ from aionn.conformance.suite import DeviceUnderTest, Settings
 from aionn.conformance.vts.case import status_of_call
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import Device
-from tests.support.cancellation import NATIVE_COUNTS, cancelled_natively, child_processes
+from tests.support.cancellation import NATIVE_COUNTS, SLEEPING, cancelled_natively, child_processes
 
 every_count = pytest.mark.parametrize("count", NATIVE_COUNTS)
 
@@ -69,13 +69,14 @@ async def test_what_a_call_returned(count: int) -> None:
 @every_count
 @pytest.mark.parametrize("is_started", [False, True], ids=["starting", "started"])
 async def test_worker_process(count: int, is_started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "python_command", lambda *_: ["sleep", "3600"])
+    monkeypatch.setattr(workers, "python_command", lambda *_: SLEEPING)
     monkeypatch.setattr(workers, "SILENCE_S", 0.1)
     before = child_processes()
     job = workers._Job("reference", "in_process", Settings())
     worker = workers._Worker(job, deque([workers.Unit("", ("a",))]), lambda name: (), lambda outcome: None)
     task = asyncio.create_task(worker.run())
     while is_started and worker._process is None:
+        assert not task.done(), "it ended before its process had started"
         await asyncio.sleep(0.001)
     await cancelled_natively(task, count)
     assert child_processes() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import select
 import signal
@@ -115,7 +116,7 @@ def test_death_of_the_process_that_serves_is_reported() -> None:
         children = Path(f"/proc/{served.process.pid}/task").glob("*/children")
         (pid,) = [int(child) for file in children for child in file.read_text().split()]
         assert b"aionn.oip.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        subprocess.run(["kill", "-KILL", str(pid)], check=True)
+        os.kill(pid, signal.SIGKILL)
         assert served.process.wait(RUN_S_MAX) == 2
 
 

@@ -17,7 +17,7 @@ from aionn.benchmarking.stress.run import stress
 from aionn.cli.main import main
 from aionn.errors import InvalidArgument
 from aionn.interpreter import Interpreter, RunControl
-from tests.support.cancellation import NATIVE_COUNTS, cancelled_natively, child_processes
+from tests.support.cancellation import NATIVE_COUNTS, SLEEPING, cancelled_natively, child_processes
 
 SHORT_S = 0.2
 
@@ -215,10 +215,11 @@ def test_every_test_has_a_body() -> None:
 async def test_cancelled_stress_leaves_no_process(
     model: Path, count: int, is_started: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aionn.benchmarking.stress.run.task_command", lambda task: ["sleep", "3600"])
+    monkeypatch.setattr("aionn.benchmarking.stress.run.task_command", lambda task: SLEEPING)
     before = child_processes()
     task = asyncio.create_task(stress("reference", model, ["long_inference"], 60.0))
     while is_started and child_processes() == before:
+        assert not task.done(), "it ended before a process had started"
         await asyncio.sleep(0.001)
     await cancelled_natively(task, count)
     assert child_processes() == before

@@ -11,6 +11,7 @@ import random
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from typing import Any
@@ -383,7 +384,7 @@ def never_ends(driver: Driver) -> None:
 
     def said(call: Any) -> Any:
         os.set_inheritable(driver.fd, True)
-        os.execvp("sleep", ["sleep", "60"])
+        os.execv(sys.executable, [sys.executable, "-S", "-c", "import time; time.sleep(60)"])
 
     driver.answers["Execute"] = said
 
