@@ -23,34 +23,29 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import anyio
-import anyio.lowlevel
 
 import fmq
+from aionn.burst.outcomes import outcome_of_packet
 from aionn.burst.packets import (
     PACKET_BYTES_MAX,
-    TEXT_CHARACTERS_MAX,
-    BurstResult,
-    MalformedPacket,
-    decode_result,
     encode_limits,
     encode_request,
     fits_packets,
 )
+from aionn.burst.polling import Polling
 from aionn.burst.session import BurstState, MemorySlots, next_state
 from aionn.errors import (
     DeadObject,
     Error,
-    ErrorStatus,
     ExecutionCancelled,
     GeneralFailure,
     InvalidArgument,
     ResourceExhausted,
-    error_for_status,
     general_failure_of,
-    with_driver_traceback,
 )
 from aionn.hal import (
     BufferToken,
+    BurstByLaunch,
     BurstDefaults,
     ExecutionResult,
     Launch,
@@ -79,13 +74,6 @@ HEADER_BYTES = 8
 
 PACKETS_KEPT_MAX = 64
 """Packets kept: more than the slots that a burst of the runtime has."""
-
-POLLED_MAX = 8
-"""Most results in a row that are found by looking for them: then other tasks of the loop have a turn."""
-
-POLLING_PAUSE_MAX = 64
-"""Most executions that are not looked for after one that took longer than the polling window: 1 after the first, twice as many
-after each further one. So one that was disturbed costs the next ones little, and a model that is too long costs the loop little."""
 
 END_S_MAX = 1.0
 """Limit of the wait for the driver when a burst is closed; the driver first lets a running execution end. After it the queues stay
@@ -141,7 +129,7 @@ class _BurstLaunch(LaunchBase):
         return self._burst.received(self).__await__()
 
 
-class BurstController(BurstDefaults):
+class BurstController(BurstByLaunch, BurstDefaults):
     """The client's end of one burst.
 
     Args:
@@ -176,10 +164,7 @@ class BurstController(BurstDefaults):
         self._ended = anyio.Event()
         self._model = model
         self._packet_bytes_max = min(PACKET_BYTES_MAX, requests.count - HEADER_BYTES)
-        self._polling_ns = polling_ns
-        self._polling_pause = 0
-        self._next_pause = 1
-        self._polled_count = 0
+        self._polling = Polling(results, polling_ns) if polling_ns else None
         self._slots = MemorySlots()
         self._state = BurstState.IDLE  # Or dead, or closed.
         self._launch: Launch | None = None  # The last one, until it is done.
@@ -214,16 +199,38 @@ class BurstController(BurstDefaults):
         loop_timeout_ns: int | None = None,
     ) -> ExecutionResult:
         """See ``aionn.hal.Burst``. Cancellation asks the device to stop; it keeps its slot until it has."""
-        launch = self.launch(
-            request,
-            memory_identifiers,
-            measure=measure,
-            deadline_ns=deadline_ns,
-            loop_timeout_ns=loop_timeout_ns,
-        )
+        is_limited = deadline_ns is not None or loop_timeout_ns is not None
+        kept = self._packets.get((id(request), measure, is_limited, tuple(memory_identifiers)))
+        if kept is None or self._launch is not None or self._sent is not None or self._state is not _IDLE:
+            return await super().execute_synchronously(
+                request,
+                memory_identifiers,
+                measure=measure,
+                deadline_ns=deadline_ns,
+                loop_timeout_ns=loop_timeout_ns,
+            )
+        # A stream's executions, with as few calls as possible: after each wait their code is no longer in the processor's cache.
+        packet = kept.payload + _limits(deadline_ns, loop_timeout_ns) if is_limited else kept.payload
+        launch = _BurstLaunch(self, packet, request)
+        self._send(launch)
+        self._launch = launch
+        payload: bytes | None = None
+        self._has_reader = True
         try:
-            # As ``BurstByLaunch``, without two objects that pass each turn of the loop on.
-            return await (self.received(launch) if isinstance(launch, _BurstLaunch) else launch)
+            try:
+                if self._polling is not None:
+                    payload = await self._polling.look()
+                if payload is None:
+                    payload = await fmq.aio.read_message(self._results)
+            except (fmq.Error, OSError, MemoryError):
+                pass  # ``received`` meets it again, and handles it.
+            finally:
+                self._has_reader = False
+            if payload == self._last_payload and launch is self._sent:
+                # No other task has the launch, so it need not be finished.
+                self._sent = self._launch = None
+                return self._last_result
+            return await self.received(launch, payload)
         except BaseException:
             ask_to_stop(launch)
             raise
@@ -240,27 +247,13 @@ class BurstController(BurstDefaults):
         loop_timeout_ns: int | None = None,
     ) -> Launch:
         """See ``aionn.hal.Burst``."""
-        limits = b""
-        if deadline_ns is not None or loop_timeout_ns is not None:
-            check_deadline_ns(deadline_ns, where="burst")
-            check_duration_ns(loop_timeout_ns, where="burst, loop time-out")
-            if deadline_ns is not None and (now_ns := time.monotonic_ns()) >= deadline_ns:
-                raise passed_before_start("burst", now_ns - deadline_ns)
-            limits = encode_limits(deadline_ns, loop_timeout_ns)
+        is_limited = deadline_ns is not None or loop_timeout_ns is not None
+        limits = _limits(deadline_ns, loop_timeout_ns) if is_limited else b""
         if self._state is not _IDLE or (self._launch is not None and self._is_busy()):
             self._refuse()
         kept = self._packets.get((id(request), measure, bool(limits), tuple(memory_identifiers)))
         if kept is not None:
             launch = _BurstLaunch(self, kept.payload + limits if limits else kept.payload, request)
-            if self._sent is None:
-                # A stream's launches, with as few calls as possible: after each wait the code is no longer in the processor's cache.
-                try:
-                    is_written = self._requests.write_message(launch.packet)
-                except fmq.Error:
-                    is_written = False
-                if is_written:
-                    self._sent = self._launch = launch
-                    return launch
         else:
             check_field_types(request, Request, "request")
             check_memory_identifiers(request, memory_identifiers)
@@ -368,13 +361,16 @@ class BurstController(BurstDefaults):
         else:
             self.read_on()
 
-    async def received(self, launch: _BurstLaunch, *, in_task: bool = False) -> ExecutionResult:
+    async def received(
+        self, launch: _BurstLaunch, payload: bytes | None = None, *, in_task: bool = False
+    ) -> ExecutionResult:
         """Waits for a launch and returns its outcome. Reads the results itself if no task does; cancelled, it has lost nothing.
 
         With a polling window it looks before it waits: one task does that, and the loop is blocked during the window.
 
         Args:
             launch: The one that was sent, or waits.
+            payload: Its result, if that was read; else None.
             in_task: A task of this end calls, and reads for launches that have no waiter.
         """
         try:
@@ -384,17 +380,12 @@ class BurstController(BurstDefaults):
                 return launch.outcome()
             self._has_reader = True
             try:
-                payload: bytes | None = None
-                if self._polling_ns and not in_task:
-                    if self._polled_count >= POLLED_MAX:
-                        self._polled_count = 0
-                        await anyio.lowlevel.checkpoint()
-                    payload = self._look()
+                if payload is None and self._polling is not None and not in_task:
+                    payload = await self._polling.look()
                 outcome = launch.received  # Of a reader that was cancelled while it freed slots.
                 while outcome is None:
                     try:
                         if payload is None:
-                            self._polled_count = 0
                             payload = await fmq.aio.read_message(self._results)
                         # Results without timings repeat to the byte; a decoded one is immutable.
                         outcome = (
@@ -451,23 +442,6 @@ class BurstController(BurstDefaults):
         finally:
             self._has_reader = False
 
-    def _look(self) -> bytes | None:
-        """The result if it is here within the polling window; None immediately if the execution before took longer."""
-        if self._polling_pause:
-            self._polling_pause -= 1
-            return None
-        try:
-            payload = self._results.read_message_blocking(self._polling_ns)
-        except fmq.Error:
-            return None  # Reading reports the reason.
-        if payload is None:
-            self._polling_pause = self._next_pause
-            self._next_pause = min(2 * self._next_pause, POLLING_PAUSE_MAX)
-        else:
-            self._next_pause = 1
-            self._polled_count += 1
-        return payload
-
     async def _free_temporary(self, launch: _BurstLaunch) -> None:
         while launch.temporary:
             await self._free(launch.temporary[-1])
@@ -496,20 +470,10 @@ class BurstController(BurstDefaults):
             waiting.finish(general_failure_of(e, "burst").with_traceback(None))
 
     def _outcome_of(self, payload: bytes) -> ExecutionResult | Error:
-        try:
-            result = decode_result(payload)
-            if result.status == ErrorStatus.NONE:
-                self._last_result = ExecutionResult(True, result.output_shapes, result.timing)
-            elif result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-                self._last_result = ExecutionResult(False, result.output_shapes)
-            else:
-                return _error_of(result)
-        except MalformedPacket as e:
-            return GeneralFailure(f"burst: the result cannot be read: {e}")
-        except Exception as e:  # The packet is taken from the queue: there will be no other.
-            return general_failure_of(e, "burst: the result cannot be read")
-        self._last_payload = payload
-        return self._last_result
+        outcome = outcome_of_packet(payload)
+        if isinstance(outcome, ExecutionResult):
+            self._last_result, self._last_payload = outcome, payload
+        return outcome
 
     def peer_died(self, why: str) -> None:
         """Ends the pending call, and every later one, with DEAD_OBJECT. Call it in the event loop's thread."""
@@ -601,9 +565,10 @@ class BurstController(BurstDefaults):
         self._ended.set()
 
 
-def _error_of(result: BurstResult) -> Error:
-    message = f"burst: the driver answered {result.status.name}"
-    if result.texts is None:
-        return error_for_status(result.status, message)
-    error = error_for_status(result.status, f"{message}: {result.texts.message[:TEXT_CHARACTERS_MAX]}")
-    return with_driver_traceback(error, result.texts.traceback)
+def _limits(deadline_ns: int | None, loop_timeout_ns: int | None) -> bytes:
+    """The limits of a packet. Raises where one is not valid, or the deadline has passed."""
+    check_deadline_ns(deadline_ns, where="burst")
+    check_duration_ns(loop_timeout_ns, where="burst, loop time-out")
+    if deadline_ns is not None and (now_ns := time.monotonic_ns()) >= deadline_ns:
+        raise passed_before_start("burst", now_ns - deadline_ns)
+    return encode_limits(deadline_ns, loop_timeout_ns)

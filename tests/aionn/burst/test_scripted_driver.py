@@ -11,6 +11,7 @@ import pytest
 
 import fmq
 from aionn.burst import controller as controller_module
+from aionn.burst import outcomes
 from aionn.burst.controller import BurstController
 from aionn.burst.packets import encode_result, result_of
 from aionn.burst.session import BurstState
@@ -283,7 +284,7 @@ async def test_result_whose_decoding_fails_unexpectedly_ends_its_launch(
 
     launch = driver.controller.launch(doubling(memory), [0])
     with monkeypatch.context() as patched:
-        patched.setattr(controller_module, "decode_result", decode)
+        patched.setattr(outcomes, "decode_result", decode)
         driver.answer()
         with pytest.raises(GeneralFailure, match="planted"):
             await done(launch)

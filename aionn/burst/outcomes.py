@@ -1,0 +1,39 @@
+"""The outcome of an execution, as its result packet states it. No I/O."""
+
+from __future__ import annotations
+
+from aionn.burst.packets import TEXT_CHARACTERS_MAX, BurstResult, MalformedPacket, decode_result
+from aionn.errors import (
+    Error,
+    ErrorStatus,
+    GeneralFailure,
+    error_for_status,
+    general_failure_of,
+    with_driver_traceback,
+)
+from aionn.hal import ExecutionResult
+
+__all__ = ["outcome_of_packet"]
+
+
+def outcome_of_packet(payload: bytes) -> ExecutionResult | Error:
+    """Decodes a result packet. Raises nothing: a packet that cannot be decoded is a ``GeneralFailure``."""
+    try:
+        result = decode_result(payload)
+    except MalformedPacket as e:
+        return GeneralFailure(f"burst: the result cannot be read: {e}")
+    except Exception as e:  # The packet is taken from the queue: there will be no other.
+        return general_failure_of(e, "burst: the result cannot be read")
+    if result.status == ErrorStatus.NONE:
+        return ExecutionResult(True, result.output_shapes, result.timing)
+    if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+        return ExecutionResult(False, result.output_shapes)
+    return _error_of(result)
+
+
+def _error_of(result: BurstResult) -> Error:
+    message = f"burst: the driver answered {result.status.name}"
+    if result.texts is None:
+        return error_for_status(result.status, message)
+    error = error_for_status(result.status, f"{message}: {result.texts.message[:TEXT_CHARACTERS_MAX]}")
+    return with_driver_traceback(error, result.texts.traceback)
