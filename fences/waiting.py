@@ -27,7 +27,7 @@ import time
 from asyncio import _get_running_loop
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from fences.descriptor import Port
 
@@ -35,6 +35,11 @@ POLL_MS_MAX = 2**31 - 1
 """The longest sleep ``poll`` takes; longer ones are slept in pieces."""
 
 _separated: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+_last_separated: ref[asyncio.AbstractEventLoop] | None = None
+"""The loop that was separated last: most processes have one, and each wait asks."""
+
+_generation = 0
+"""Number of forks between the first process and this one. Comparing it costs no system call, as ``os.getpid`` does."""
 
 
 def separate_at_fork(loop: asyncio.AbstractEventLoop) -> None:
@@ -43,7 +48,10 @@ def separate_at_fork(loop: asyncio.AbstractEventLoop) -> None:
     A fork copies the number of the instance alone: the child's copy of the loop removes descriptors when its tasks are
     cancelled and when it is closed, and would remove them from the parent's instance.
     """
-    _separated.add(loop)
+    global _last_separated
+    if _last_separated is None or _last_separated() is not loop:
+        _separated.add(loop)
+        _last_separated = ref(loop)
 
 
 class Waitable(Protocol):
@@ -70,7 +78,7 @@ class LoopWaiters:
         pinned: Dependants without a future rely on this registration, so it stays until the fence finishes.
     """
 
-    __slots__ = ("_fence", "_futures", "_number", "_port", "_process", "loop", "pinned")
+    __slots__ = ("_fence", "_futures", "_generation", "_number", "_port", "loop", "pinned")
 
     def __init__(self, fence: Waitable, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -79,7 +87,7 @@ class LoopWaiters:
         self._futures: dict[asyncio.Future[None], None] = {}
         self._port: Port | None = None
         self._number = -1
-        self._process = -1
+        self._generation = -1
 
     def __len__(self) -> int:
         return len(self._futures)
@@ -95,7 +103,7 @@ class LoopWaiters:
                 return
             self._number = number
             self._port = port
-            self._process = os.getpid()
+            self._generation = _generation
             separate_at_fork(self.loop)
             try:
                 self.loop.add_reader(self._number, self._fence._poll_descriptor, True)
@@ -109,7 +117,7 @@ class LoopWaiters:
         port, self._port = self._port, None
         if port is not None:
             # Not in a forked child: only loops of asyncio are separated there.
-            if not self.loop.is_closed() and self._process == os.getpid():
+            if not self.loop.is_closed() and self._generation == _generation:
                 self.loop.remove_reader(self._number)
             port.release()
 
@@ -354,7 +362,8 @@ _logger = logging.getLogger("fences")
 def _after_fork_in_child() -> None:
     # The thread, and every loop that was running, belong to the parent. The child's copy of the event descriptor stays open:
     # closing a number here is safe, since the table of descriptors was copied.
-    global _watcher
+    global _watcher, _generation, _last_separated
+    _generation += 1
     for loop in list(_separated):
         selector = getattr(loop, "_selector", None)  # None in a loop of uvloop.
         fileno = getattr(selector, "fileno", None)
@@ -362,6 +371,7 @@ def _after_fork_in_child() -> None:
             with select.epoll() as own:
                 os.dup2(own.fileno(), fileno(), inheritable=False)
     _separated.clear()
+    _last_separated = None
     waking = _watcher._waking if _watcher._thread is not None else -1
     _watcher = _Watcher()
     if waking >= 0:
