@@ -91,9 +91,14 @@ def _run(arguments: Sequence[str] | None) -> NoReturn:
         raise SystemExit(2) from None
     except (Error, BaseExceptionGroup) as e:
         error = _first_error(e)
-        if error is None or os.environ.get(TRACEBACK_VARIABLE) == "1" or _lacks_descriptors(e):
+        if error is None or _lacks_descriptors(e):
             raise
-        _print_error(str(error))
+        if os.environ.get(TRACEBACK_VARIABLE) == "1":
+            import traceback
+
+            traceback.print_exception(e)
+        else:
+            _print_error(str(error))
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         if arguments is None:

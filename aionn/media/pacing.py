@@ -14,10 +14,11 @@ from __future__ import annotations
 import collections
 from typing import Generic, Literal, TypeVar, get_args
 
+from aionn.errors import InvalidArgument
 from aionn.media.arguments import checked_whole, one_of
 from aionn.media.records import SourceStatistics
 
-__all__ = ["Keep", "PresentationQueue", "captured_at_ns", "checked_keep", "checked_queue_max"]
+__all__ = ["Keep", "OneConsumer", "PresentationQueue", "captured_at_ns", "checked_keep", "checked_queue_max"]
 
 Keep = Literal["all", "latest", "oldest"]
 
@@ -55,6 +56,29 @@ def captured_at_ns(due_ns: int, handed_out_ns: int, ready_ns: int, held_until_ns
         held_until_ns: When the queue last had room again after holding this item or an earlier one; 0 when it never did.
     """
     return max(min(handed_out_ns, due_ns + TIMER_GRAIN_NS), ready_ns, held_until_ns)
+
+
+class OneConsumer:
+    """The one consumer that waits for the next item: the block of ``with`` is its wait."""
+
+    __slots__ = ("_is_waiting",)
+
+    def __init__(self) -> None:
+        self._is_waiting = False
+
+    def check(self, where: str) -> None:
+        """Raises `InvalidArgument` for a second consumer: the two would divide the items at random."""
+        if self._is_waiting:
+            raise InvalidArgument(
+                f"{where}: expected one consumer, a second one asks for the next item while the first waits for it; "
+                "aionn.media.tee(source) gives several consumers a branch() each"
+            )
+
+    def __enter__(self) -> None:
+        self._is_waiting = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_waiting = False
 
 
 class PresentationQueue(Generic[T]):

@@ -29,7 +29,14 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortages_raised
 from aionn.media.arguments import checked_flag, checked_function, checked_text, shown
-from aionn.media.pacing import Keep, PresentationQueue, captured_at_ns, checked_keep, checked_queue_max
+from aionn.media.pacing import (
+    Keep,
+    OneConsumer,
+    PresentationQueue,
+    captured_at_ns,
+    checked_keep,
+    checked_queue_max,
+)
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
 
 __all__ = ["Source"]
@@ -91,6 +98,7 @@ class Source(Generic[T]):
         policy, capacity = checked_keep(keep, name), checked_queue_max(queue_max, "queue_max", name)
         self._queue: PresentationQueue[T] = PresentationQueue(policy if pace else "all", capacity)
         self._turn = threading.Lock()
+        self._consumer = OneConsumer()
         self._failure: Exception | None = None
         self._ended = False
         self._state: Literal["new", "open", "closed"] = "new"
@@ -168,19 +176,21 @@ class Source(Generic[T]):
 
         Raises:
             StopAsyncIteration: The medium has ended.
-            InvalidArgument: The source is not open, or the medium turned out to be damaged here.
+            InvalidArgument: The source is not open, another consumer waits for the item, or the medium is damaged here.
         """
         if self._state != "open":
             raise InvalidArgument(
                 f"{self._name}: expected to be iterated inside its `async with`, the source is {self._state}"
             )
+        self._consumer.check(self._name)
         while not len(self._queue):
             if self._ended:
                 failure, self._failure = self._failure, None
                 if failure is not None:
                     raise failure
                 raise StopAsyncIteration
-            await self._changed.wait()
+            with self._consumer:
+                await self._changed.wait()
         item = self._queue.take()
         self._announce_change()
         return item

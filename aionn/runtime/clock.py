@@ -18,7 +18,7 @@ import anyio
 from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import TIME_MAX_NS, check_deadline_ns, duration_text, passed_before_start
 
-__all__ = ["after", "check_deadline", "missed_at", "mistake_in", "now_ns", "to_ns"]
+__all__ = ["after", "check_deadline", "duration_to_ns", "missed_at", "mistake_in", "now_ns", "to_ns"]
 
 AHEAD_S_MAX = 86_400.0
 """The farthest deadline, in seconds from now: no execution takes a day, and nanoseconds taken for seconds are longer from 0.1 ms
@@ -63,6 +63,21 @@ def to_ns(seconds: float, *, what: str) -> int:
         advice = "; write its total_seconds()" if isinstance(seconds, datetime.timedelta) else ""
         raise InvalidArgument(f"{what}: expected seconds of at least 0, got {seconds!r}{advice}")
     return round(float(seconds) * 1e9) if seconds < TIME_MAX_NS // 10**9 else TIME_MAX_NS
+
+
+def duration_to_ns(seconds: float, *, what: str) -> int:
+    """As ``to_ns``, for the longest time that an execution may take. Infinity is no limit.
+
+    Raises:
+        InvalidArgument: Also for more than ``AHEAD_S_MAX``: nanoseconds or a deadline, as a rule.
+    """
+    duration_ns = to_ns(seconds, what=what)
+    if duration_ns > _AHEAD_NS_MAX and seconds != math.inf:
+        advice = f"; did you mean {seconds / 1e9:g}?" if seconds < 1e9 * AHEAD_S_MAX else ""
+        raise InvalidArgument(
+            f"{what}: expected at most {AHEAD_S_MAX:g} seconds (a day), got {seconds!r}{advice}"
+        )
+    return duration_ns
 
 
 def after(seconds: float) -> int:

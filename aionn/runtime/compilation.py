@@ -22,7 +22,7 @@ from aionn.errors import InvalidArgument, shortages_raised
 from aionn.hal import Model, Priority, check_fences
 from aionn.platform.loops import finish, finish_all
 from aionn.runtime.background import Background
-from aionn.runtime.clock import check_deadline, to_ns
+from aionn.runtime.clock import check_deadline, duration_to_ns
 from aionn.runtime.executions.burst import Burst
 from aionn.runtime.executions.execution import Execution, start
 from aionn.runtime.executions.job import ExecutionJob, run_job
@@ -249,7 +249,7 @@ class Compilation:
             InvalidArgument: An input does not fit, or a fence has failed already.
         """
         fences = _checked_fences(wait_for)
-        duration_ns = None if duration is None else to_ns(duration, what="duration")
+        duration_ns = None if duration is None else duration_to_ns(duration, what="duration")
         asked = self._asked(inputs, outputs, deadline, priority, loop_timeout)
         return start(self._job(asked, measure, fences, duration_ns))
 
@@ -271,7 +271,7 @@ class Compilation:
             targets,
             deadline,
             self._priority if priority is None else priority_of(priority),
-            None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout"),
+            None if loop_timeout is None else duration_to_ns(loop_timeout, what="loop_timeout"),
         )
 
     def _job(

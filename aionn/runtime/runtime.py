@@ -228,11 +228,13 @@ class Runtime:
     @property
     def devices(self) -> tuple[RuntimeDevice, ...]:
         """See above."""
+        self._check_started("devices")
         return self._found.devices
 
     @property
     def unavailable(self) -> tuple[Unavailable, ...]:
         """See above."""
+        self._check_started("unavailable")
         return self._found.unavailable
 
     @property
@@ -337,6 +339,10 @@ class Runtime:
         asked = self.devices if devices is None else self._candidates(devices)
         check_extensions(model, self.settings.extensions, [device.info for device in self.devices])
         return await ask_support(model, asked, check_import_options(dimensions, input_shapes, values))
+
+    def _check_started(self, where: str) -> None:
+        if not self._was_started:
+            raise InvalidArgument(f"{where}: the runtime is not open; use it with async with")
 
     def _check_open(self, where: str) -> None:
         if not self.is_open:

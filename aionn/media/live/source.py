@@ -37,7 +37,7 @@ from aionn.media.live.queueing import GrabQueue, is_stale
 from aionn.media.live.readable import until_readable
 from aionn.media.live.reconnection import Connection, ConnectionState, Health, Reconnection
 from aionn.media.live.worker import Call, Worker, outlast
-from aionn.media.pacing import Keep, checked_keep, checked_queue_max
+from aionn.media.pacing import Keep, OneConsumer, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
 
 __all__ = ["LiveSource", "LiveStatistics"]
@@ -171,6 +171,7 @@ class LiveSource(Generic[T]):
         self._capture: Capture[T] | None = None
         self._converting: Call[T] | None = None
         self._ready: deque[T] = deque()
+        self._consumer = OneConsumer()
         self._failure: Exception | None = None
         self._has_ended = False
         self._index = 0
@@ -260,12 +261,13 @@ class LiveSource(Generic[T]):
         Raises:
             StopAsyncIteration: The source has ended, and its error was raised before.
             SourceUnavailable: The source was lost and is not opened again.
-            InvalidArgument: The source is not open.
+            InvalidArgument: The source is not open, or another consumer waits for the item.
         """
         if self._state != "open":
             raise InvalidArgument(
                 f"{self._name}: expected to be iterated inside its `async with`, the source is {self._state}"
             )
+        self._consumer.check(self._name)
         if self._queue.keeps_latest and self._ready and len(self._queue):
             # Converted for a consumer that was cancelled; a newer one is here.
             self._drop_ready()
@@ -278,7 +280,8 @@ class LiveSource(Generic[T]):
                 if failure is not None:
                     raise failure
                 raise StopAsyncIteration
-            await self._changed.wait()
+            with self._consumer:
+                await self._changed.wait()
         self._delivered += 1
         item = self._ready.popleft()
         self._announce_change()

@@ -27,7 +27,7 @@ import msgspec
 
 from aionn.errors import GeneralFailure, InvalidArgument
 from aionn.media.live.worker import outlast
-from aionn.media.pacing import PresentationQueue, checked_keep, checked_queue_max
+from aionn.media.pacing import OneConsumer, PresentationQueue, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
 
 __all__ = ["Branch", "Tee", "tee"]
@@ -197,6 +197,7 @@ class Branch(AsyncIterator[T]):
         self._queue = queue
         self._forget = forget
         self._changed: anyio.Event | None = None
+        self._consumer = OneConsumer()
         self._failure: Exception | None = None
         self._has_ended = False
         # Indices of items that follow a gap, since the item that has the mark may be dropped.
@@ -236,9 +237,11 @@ class Branch(AsyncIterator[T]):
         Cancelling loses nothing: an item is taken in the same step in which it is returned.
 
         Raises:
+            InvalidArgument: Another consumer waits for the item.
             StopAsyncIteration: The source has ended, the tee was left, or the branch was closed.
             Exception: The error of the source, once; every branch gets the same object.
         """
+        self._consumer.check("aionn.media.tee: branch")
         while not len(self._queue):
             if self._has_ended:
                 failure, self._failure = self._failure, None
@@ -247,7 +250,8 @@ class Branch(AsyncIterator[T]):
                 raise StopAsyncIteration
             if self._changed is None or self._changed.is_set():
                 self._changed = anyio.Event()
-            await self._changed.wait()
+            with self._consumer:
+                await self._changed.wait()
         return self._marked(self._queue.take())
 
     def statistics(self) -> SourceStatistics:

@@ -18,7 +18,7 @@ import msgspec
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority, dimensions_are_known
 from aionn.runtime.background import Background
-from aionn.runtime.clock import check_deadline, to_ns
+from aionn.runtime.clock import check_deadline, duration_to_ns
 from aionn.runtime.executions.job import ExecutionJob, run_job
 from aionn.runtime.executions.results import ExecutionState, PriorityName, Result
 from aionn.runtime.memory.arguments import Array, RequestArea
@@ -64,7 +64,9 @@ class ReusableExecution:
         self._make_job = make_job
         self._background = background
         self._measure = measure
-        self._loop_timeout_ns = None if loop_timeout is None else to_ns(loop_timeout, what="loop_timeout")
+        self._loop_timeout_ns = (
+            None if loop_timeout is None else duration_to_ns(loop_timeout, what="loop_timeout")
+        )
         self._area = RequestArea(plan.values([spec.dimensions for spec in plan.inputs], sizes))
         self.inputs = tuple(self._area.view(key) for key in plan.model.main.input_indexes)
         self.outputs: tuple[Array, ...] = ()

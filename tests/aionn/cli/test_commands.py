@@ -291,7 +291,7 @@ def test_process_ends_with_the_sentence_and_its_code() -> None:
 @pytest.mark.forked("any")
 def test_traceback_is_shown_when_asked_for() -> None:
     finished = aionn("run", "missing.tflite", AIONN_TRACEBACK="1")
-    assert finished.returncode != 0
+    assert finished.returncode == 2, "as without it"
     assert "Traceback" in finished.stderr
 
 

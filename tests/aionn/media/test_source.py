@@ -1,6 +1,7 @@
 """The shell: pace, policies, errors and every way to leave it. Virtual time unless a thread is the point."""
 
 import asyncio
+import contextlib
 import gc
 import threading
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from aionn.errors import GeneralFailure, InvalidArgument
-from aionn.media import Frame, Source, synthetic_video
+from aionn.media import Frame, Source, synthetic_video, tee
 from aionn.media.source import AHEAD_MAX
 
 FRAME_NS = 40_000_000
@@ -476,3 +477,22 @@ def test_source_that_is_cancelled_while_it_opens_leaves_nothing(really):
             assert len(asyncio.all_tasks()) == 1
 
     really(body)
+
+
+@pytest.mark.parametrize("way", ["source", "branch"])
+def test_second_consumer_is_rejected_while_the_first_waits(way, virtually):
+    async def body(now):
+        async with contextlib.AsyncExitStack() as stack:
+            items = await stack.enter_async_context(Made(4).source(now=now, blocking=False))
+            if way == "branch":
+                items = (await stack.enter_async_context(tee(items))).branch()
+            await anext(items)
+            first = asyncio.ensure_future(anext(items))
+            await anyio.lowlevel.checkpoint()
+            assert not first.done()
+            with pytest.raises(InvalidArgument, match=r"expected one consumer.*tee\(source\)"):
+                await anext(items)
+            assert (await first).index >= 1
+            assert (await anext(items)).index >= 2
+
+    virtually(body)

@@ -164,6 +164,8 @@ def test_runtime_is_opened_once_and_closed_for_good(digits: Path) -> None:
     runtime = aionn.blocking.open(drivers=["reference"], isolation="in_process")
     with pytest.raises(aionn.InvalidArgument, match="not open"):
         runtime.compile(digits)
+    with pytest.raises(aionn.InvalidArgument, match="devices: the runtime is not open"):
+        assert runtime.devices
     with runtime:
         assert threading.active_count() > before
         with pytest.raises(aionn.InvalidArgument, match="opened once"):

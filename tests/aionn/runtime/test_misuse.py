@@ -114,6 +114,7 @@ async def test_inputs(net: aionn.Compilation, inputs: Any, words: str) -> None:
         ({"priority": "urgent"}, "priority"),
         ({"loop_timeout": -0.5}, "loop_timeout"),
         ({"loop_timeout": float("nan")}, "loop_timeout"),
+        ({"loop_timeout": 2_000_000_000}, r"loop_timeout: expected at most 86400 seconds .*mean 2\?"),
     ],
 )
 async def test_options_of_an_execution(net: aionn.Compilation, options: dict[str, Any], words: str) -> None:
@@ -131,6 +132,13 @@ async def test_fences(net: aionn.Compilation) -> None:
         net.execute_fenced([X], wait_for=[3])  # type: ignore[list-item]
     with pytest.raises(aionn.InvalidArgument, match="duration"):
         net.execute_fenced([X], duration=-1.0)
+    with pytest.raises(
+        aionn.InvalidArgument,
+        match=r"duration: expected at most 86400 seconds \(a day\), got .* mean 0.033\?",
+    ):
+        net.execute_fenced([X], duration=33_000_000)
+    with pytest.raises(aionn.InvalidArgument, match="duration: expected at most 86400 seconds"):
+        net.execute_fenced([X], duration=aionn.after(1))
 
 
 async def test_input_that_must_not_be_left_out(net: aionn.Compilation) -> None:

@@ -6,6 +6,7 @@ from collections import deque
 import anyio
 import pytest
 
+from aionn.errors import InvalidArgument
 from aionn.media.live.capture import Grab, SourceUnavailable
 from aionn.media.live.clock import CaptureTime
 from aionn.media.live.source import LiveSource
@@ -114,3 +115,25 @@ def test_delay_is_bounded_however_long_the_camera_is_twice_as_fast(keep, minutes
     assert abs(len(indices) - frames / 2) <= frames / 20 + 5
     missed = {"latest": account.dropped, "oldest": account.dropped, "all": account.lost}[keep]
     assert missed >= frames * 0.4
+
+
+def test_second_consumer_is_rejected_while_the_first_waits():
+    clock = VirtualClock(pin_descriptors=False, stuck_s=60)
+
+    async def body():
+        device = Device(clock)
+        source = LiveSource(Opener(device), name="test", reconnect=None, now=lambda: clock.now_ns)
+        with clock.pin("opening"):
+            await source.__aenter__()
+        with anyio.move_on_after(0.1):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anext, source)
+                await anyio.sleep(0.05)
+                with pytest.raises(InvalidArgument, match="expected one consumer"):
+                    await anext(source)
+        device.fill()
+        assert (await anext(source)).index == 0
+        with clock.pin("closing"):
+            await source.__aexit__(None, None, None)
+
+    run(body, clock=clock)
