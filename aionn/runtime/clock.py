@@ -66,7 +66,7 @@ def to_ns(seconds: float, *, what: str) -> int:
 
 
 def duration_to_ns(seconds: float, *, what: str) -> int:
-    """As ``to_ns``, for the longest time that an execution may take. Infinity is no limit.
+    """As ``to_ns``, for the longest time that an execution may take. Infinity means no limit.
 
     Raises:
         InvalidArgument: Also for more than ``AHEAD_S_MAX``: nanoseconds or a deadline, as a rule.

@@ -228,13 +228,13 @@ class Runtime:
     @property
     def devices(self) -> tuple[RuntimeDevice, ...]:
         """See above."""
-        self._check_started("devices")
+        if not self._was_started:
+            self._check_open("devices")
         return self._found.devices
 
     @property
     def unavailable(self) -> tuple[Unavailable, ...]:
         """See above."""
-        self._check_started("unavailable")
         return self._found.unavailable
 
     @property
@@ -253,8 +253,7 @@ class Runtime:
         return self._background
 
     @property
-    def tasks(self) -> anyio.abc.TaskGroup:
-        """Where connections and streams live."""
+    def tasks(self) -> anyio.abc.TaskGroup:  # Where connections and streams live.
         return self._background.tasks
 
     async def start(self) -> Self:
@@ -263,8 +262,7 @@ class Runtime:
             runtime = await aionn.open().start()
 
         Raises:
-            InvalidArgument: It is open, or was opened before.
-            Error: As for ``async with``.
+            Error: As for ``async with``: it was opened before, for example.
         """
         return await self.__aenter__()
 
@@ -339,10 +337,6 @@ class Runtime:
         asked = self.devices if devices is None else self._candidates(devices)
         check_extensions(model, self.settings.extensions, [device.info for device in self.devices])
         return await ask_support(model, asked, check_import_options(dimensions, input_shapes, values))
-
-    def _check_started(self, where: str) -> None:
-        if not self._was_started:
-            raise InvalidArgument(f"{where}: the runtime is not open; use it with async with")
 
     def _check_open(self, where: str) -> None:
         if not self.is_open:
