@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -47,52 +48,70 @@ __all__ = ["OPERATIONS"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """The parameters of a convolution other than its input's values."""
+class _Layout:
+    """The way of a convolution's windows over its input. It depends on no weight, so that a shape is known without reading them."""
 
     input_shape: Shape
     output_shape: Shape  # [batch, height, width, depth]
     is_nchw: bool
     down: Axis
     across: Axis
+    activation: int  # The index of this input.
+    groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The parameters of a convolution other than its input's values."""
+
+    layout: _Layout
     fill: float
     weights: Array
     finish: Finish
     repeats: int
-    groups: int = 1
+
+    @property
+    def input_shape(self) -> Shape:
+        return self.layout.input_shape
 
 
-def _plan(call: Call, make: Callable[[Call], _Plan]) -> _Plan:
-    """The plan of this call, kept where the model fixes all that it depends on."""
+_Place = Callable[[Call], _Layout]
+_Make = Callable[[Call, _Layout], _Plan]
+_Kept = TypeVar("_Kept", _Layout, _Plan)
+
+
+def _kept(call: Call, key: str, compute: Callable[[], _Kept]) -> _Kept:
+    """A layout or plan of this call, kept where the model fixes all that it depends on."""
     data = call.tensor(0)
     if data.operand.dimensions == data.shape:
-        plan = call.kept("plan", range(1, len(call.inputs)), lambda: make(call))
+        found = call.kept(key, range(1, len(call.inputs)), compute)
         # A subgraph's input may come with another shape than it declares.
-        if plan.input_shape == data.shape:
-            return plan
-    return make(call)
+        if found.input_shape == data.shape:
+            return found
+    return compute()
 
 
-def _shapes(make: Callable[[Call], _Plan]) -> Callable[[Call], Sequence[Shape]]:
+def _shapes(place: _Place) -> Callable[[Call], Sequence[Shape]]:
     def shapes(call: Call) -> Sequence[Shape]:
-        plan = _plan(call, make)
-        return [bounded_shape(call, "padding and strides", laid_out(plan.output_shape, plan.is_nchw))]
+        layout = _kept(call, "layout", lambda: place(call))
+        return [bounded_shape(call, "padding and strides", laid_out(layout.output_shape, layout.is_nchw))]
 
     return shapes
 
 
 def _execute(
-    make: Callable[[Call], _Plan], compute: Callable[[Array, Array, _Plan], None]
+    place: _Place, make: _Make, compute: Callable[[Array, Array, _Plan], None]
 ) -> Callable[[Call], list[Array]]:
     def execute(call: Call) -> list[Array]:
-        plan = _plan(call, make)
+        plan = _kept(call, "plan", lambda: make(call, place(call)))
+        layout = plan.layout
         image = call.array(0)
-        if plan.is_nchw:
+        if layout.is_nchw:
             image = image.transpose(0, 2, 3, 1)
-        out = np.empty(plan.output_shape, dtype=operand_dtype(call.outputs[0].type))
+        out = np.empty(layout.output_shape, dtype=operand_dtype(call.outputs[0].type))
         if out.size:
             compute(image, out, plan)
-        return [np.ascontiguousarray(out.transpose(0, 3, 1, 2)) if plan.is_nchw else out]
+        return [np.ascontiguousarray(out.transpose(0, 3, 1, 2)) if layout.is_nchw else out]
 
     return execute
 
@@ -175,20 +194,19 @@ def _depth_axis(check: Check, arguments: WindowArguments) -> int | None:
     return None if layout is None else (1 if bool(layout.reshape(())) else 3)
 
 
-def _plan_conv_2d(call: Call) -> _Plan:
-    return _plan_dense(call, _arguments(call, OperationType.CONV_2D), groups=1)
+def _place_conv_2d(call: Call) -> _Layout:
+    return _place_dense(call, _arguments(call, OperationType.CONV_2D), groups=1)
 
 
-def _plan_grouped_conv_2d(call: Call) -> _Plan:
+def _place_grouped_conv_2d(call: Call) -> _Layout:
     arguments = _arguments(call, OperationType.GROUPED_CONV_2D)
     groups = call.scalar(arguments.extra[0])
     if groups < 1:
         call.refuse(f"input {arguments.extra[0]}: expected at least 1 group, got {groups}")
-    return _plan_dense(call, arguments, groups=groups)
+    return _place_dense(call, arguments, groups=groups)
 
 
-def _plan_dense(call: Call, arguments: WindowArguments, *, groups: int) -> _Plan:
-    """Filter [depth out, height, width, depth in per group] as [groups, taps times depth in, depth out per group]."""
+def _place_dense(call: Call, arguments: WindowArguments, *, groups: int) -> _Layout:
     data, weights = call.tensor(0), call.tensor(1)
     is_nchw = _flag(call, arguments.is_nchw)
     batch, height, width, depth = image_shape(data.array, is_nchw)
@@ -200,20 +218,22 @@ def _plan_dense(call: Call, arguments: WindowArguments, *, groups: int) -> _Plan
         )
     check_bias(call, channels)
     down, across = window_axes(call, arguments, height, width, window_height, window_width)
+    shape = batch, down.count, across.count, channels
+    return _Layout(data.shape, shape, is_nchw, down, across, arguments.activation, groups)
+
+
+def _plan_dense(call: Call, layout: _Layout) -> _Plan:
+    """Filter [depth out, height, width, depth in per group] as [groups, taps times depth in, depth out per group]."""
+    groups, channels = layout.groups, layout.output_shape[3]
     values, totals = _weight_values(call, (1, 2, 3))
-    repeats = row_repeats(across.count, channels)
+    repeats = row_repeats(layout.across.count, channels)
     matrices = values.reshape(groups, channels // groups, -1).transpose(0, 2, 1)
     return _Plan(
-        data.shape,
-        (batch, down.count, across.count, channels),
-        is_nchw,
-        down,
-        across,
+        layout,
         _fill(call),
         matrices[0] if groups == 1 else matrices,
-        finisher(call, arguments.activation, totals, repeats=repeats),
+        finisher(call, layout.activation, totals, repeats=repeats),
         repeats,
-        groups,
     )
 
 
@@ -234,7 +254,7 @@ def _check_filter(call: Call, expected: str, rank: int) -> None:
 
 def _windows(image: Array, plan: _Plan) -> Array:
     """The windows of an image: [batch, height out, width out, window height, window width, depth], mostly a view."""
-    down, across = plan.down, plan.across
+    down, across = plan.layout.down, plan.layout.across
     if down.is_plain and across.is_plain:
         return np.ascontiguousarray(image)[:, :, :, None, None, :]
     padded = pad_image(image, down, across, plan.fill, plan.weights.dtype)
@@ -256,7 +276,7 @@ def _windows(image: Array, plan: _Plan) -> Array:
 
 def _convolve(image: Array, out: Array, plan: _Plan) -> None:
     windows = _windows(image, plan)
-    weights, groups = plan.weights, plan.groups
+    weights, groups = plan.weights, plan.layout.groups
     batch, height, width, channels = out.shape
     inner = weights.shape[-2] * groups
     columns: Array
@@ -299,8 +319,7 @@ def _validate_depthwise_conv_2d(check: Check) -> None:
             check.extent("input 1", check.inputs[1], 3, data[axis] * value)
 
 
-def _plan_depthwise(call: Call) -> _Plan:
-    """Filter [1, height, width, depth out] as one row per tap, repeated for several pixels."""
+def _place_depthwise(call: Call) -> _Layout:
     data, weights = call.tensor(0), call.tensor(1)
     arguments = _arguments(call, OperationType.DEPTHWISE_CONV_2D)
     is_nchw = _flag(call, arguments.is_nchw)
@@ -315,23 +334,26 @@ def _plan_depthwise(call: Call) -> _Plan:
         )
     check_bias(call, channels)
     down, across = window_axes(call, arguments, height, width, window_height, window_width)
+    shape = batch, down.count, across.count, channels
+    return _Layout(data.shape, shape, is_nchw, down, across, arguments.activation)
+
+
+def _plan_depthwise(call: Call, layout: _Layout) -> _Plan:
+    """Filter [1, height, width, depth out] as one row per tap, repeated for several pixels."""
+    channels = layout.output_shape[3]
     values, totals = _weight_values(call, (0, 1, 2))
-    repeats = row_repeats(across.count, channels)
+    repeats = row_repeats(layout.across.count, channels)
     return _Plan(
-        data.shape,
-        (batch, down.count, across.count, channels),
-        is_nchw,
-        down,
-        across,
+        layout,
         _fill(call),
-        np.tile(values.reshape(window_height * window_width, channels), repeats),
-        finisher(call, arguments.activation, totals, repeats=repeats),
+        np.tile(values.reshape(-1, channels), repeats),
+        finisher(call, layout.activation, totals, repeats=repeats),
         repeats,
     )
 
 
 def _convolve_depthwise(image: Array, out: Array, plan: _Plan) -> None:
-    down, across, weights = plan.down, plan.across, plan.weights
+    down, across, weights = plan.layout.down, plan.layout.across, plan.weights
     batch, height, width, channels = out.shape
     if channels != image.shape[3]:
         image = np.repeat(image, channels // image.shape[3], axis=3)
@@ -385,8 +407,7 @@ def _validate_transpose_conv_2d(check: Check) -> None:
     _check_depths(check, arguments, 1)
 
 
-def _plan_transpose(call: Call) -> _Plan:
-    """Filter [depth out, height, width, depth in] as [depth in, taps times depth out]."""
+def _place_transpose(call: Call) -> _Layout:
     data, weights = call.tensor(0), call.tensor(1)
     arguments = _arguments(call, OperationType.TRANSPOSE_CONV_2D)
     is_nchw = _flag(call, arguments.is_nchw)
@@ -398,30 +419,32 @@ def _plan_transpose(call: Call) -> _Plan:
     check_bias(call, channels)
     output_height = output_width = 0
     if len(call.inputs) == 9:
-        shape = call.array(3)
-        if shape.shape != (4,):
-            call.refuse(f"input 3: expected shape [4], got {list(shape.shape)}")
-        output_height, output_width = (int(v) for v in (shape[2:4] if is_nchw else shape[1:3]))
+        wanted = call.array(3)
+        if wanted.shape != (4,):
+            call.refuse(f"input 3: expected shape [4], got {list(wanted.shape)}")
+        output_height, output_width = (int(v) for v in (wanted[2:4] if is_nchw else wanted[1:3]))
     down, across = transposed_axes(
         call, arguments, (height, width), (output_height, output_width), (window_height, window_width)
     )
+    shape = batch, down.count, across.count, channels
+    return _Layout(data.shape, shape, is_nchw, down, across, arguments.activation)
+
+
+def _plan_transpose(call: Call, layout: _Layout) -> _Plan:
+    """Filter [depth out, height, width, depth in] as [depth in, taps times depth out]."""
     values, totals = _weight_values(call, (1, 2, 3), spans_zero_point=True)
-    repeats = row_repeats(across.count, channels)
+    repeats = row_repeats(layout.across.count, layout.output_shape[3])
     return _Plan(
-        data.shape,
-        (batch, down.count, across.count, channels),
-        is_nchw,
-        down,
-        across,
+        layout,
         _fill(call),
-        np.ascontiguousarray(values.transpose(3, 1, 2, 0).reshape(depth, -1)),
-        finisher(call, arguments.activation, totals, repeats=repeats, keeps_zero_point=False),
+        np.ascontiguousarray(values.transpose(3, 1, 2, 0).reshape(values.shape[3], -1)),
+        finisher(call, layout.activation, totals, repeats=repeats, keeps_zero_point=False),
         repeats,
     )
 
 
 def _convolve_transposed(image: Array, out: Array, plan: _Plan) -> None:
-    down, across, weights = plan.down, plan.across, plan.weights
+    down, across, weights = plan.layout.down, plan.layout.across, plan.weights
     batch, height, width, channels = out.shape
     _, rows, columns, depth = image.shape
     # Every input pixel's products are laid over the outputs around it; those in the padding are cut off.
@@ -539,18 +562,20 @@ Output: height = (height in - 1) * stride + window - top - bottom, width likewis
 def _contract(
     operation: OperationType,
     validate: Callable[[Check], None],
-    make: Callable[[Call], _Plan],
+    place: _Place,
+    make: _Make,
     compute: Callable[[Array, Array, _Plan], None],
     doc: str,
 ) -> OperationContract:
-    return OperationContract(operation, validate, _shapes(make), _execute(make, compute), doc)
+    return OperationContract(operation, validate, _shapes(place), _execute(place, make, compute), doc)
 
 
 OPERATIONS: tuple[OperationContract, ...] = (
-    _contract(OperationType.CONV_2D, _validate_conv_2d, _plan_conv_2d, _convolve, _CONV_2D_DOC),
+    _contract(OperationType.CONV_2D, _validate_conv_2d, _place_conv_2d, _plan_dense, _convolve, _CONV_2D_DOC),
     _contract(
         OperationType.DEPTHWISE_CONV_2D,
         _validate_depthwise_conv_2d,
+        _place_depthwise,
         _plan_depthwise,
         _convolve_depthwise,
         _DEPTHWISE_DOC,
@@ -558,13 +583,15 @@ OPERATIONS: tuple[OperationContract, ...] = (
     _contract(
         OperationType.GROUPED_CONV_2D,
         _validate_grouped_conv_2d,
-        _plan_grouped_conv_2d,
+        _place_grouped_conv_2d,
+        _plan_dense,
         _convolve,
         _GROUPED_DOC,
     ),
     _contract(
         OperationType.TRANSPOSE_CONV_2D,
         _validate_transpose_conv_2d,
+        _place_transpose,
         _plan_transpose,
         _convolve_transposed,
         _TRANSPOSE_DOC,

@@ -10,7 +10,7 @@ import pytest
 
 from aionn.errors import InvalidArgument, InvalidModel, ResourceExhausted
 from aionn.hal import ChannelQuant, Operand, OperandType, OperationType
-from aionn.ops import CONTRACTS, Check
+from aionn.ops import CONTRACTS, Call, Check, Tensor
 from aionn.ops.images import convolution
 from aionn.ops.numerics import geometry
 from aionn.ops.numerics.fixed_point import multiply_by_quantized_multiplier, quantize_multiplier
@@ -313,6 +313,36 @@ def test_kept_plan_serves_the_declared_shape_alone(bench: Any) -> None:
     unknown = Operand(T.TENSOR_FLOAT32, (0, 0, 0, 3))
     got = bench.run(O.CONV_2D, [(unknown, values), filter_, bias, *arguments], case.output, kept=kept)
     np.testing.assert_array_equal(got, first)
+
+
+@pytest.mark.parametrize(
+    "operation", [O.CONV_2D, O.DEPTHWISE_CONV_2D, O.GROUPED_CONV_2D, O.TRANSPOSE_CONV_2D]
+)
+def test_shape_is_known_without_reading_the_weights(
+    operation: OperationType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*given: Any, **options: Any) -> Any:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(convolution, "weight_values", read)
+    case = Case(T.TENSOR_QUANT8_ASYMM, 13)
+    filter_shape = {O.DEPTHWISE_CONV_2D: (1, 2, 2, 4), O.GROUPED_CONV_2D: (4, 2, 2, 2)}.get(
+        operation, (4, 2, 2, 4)
+    )
+    extra = {O.DEPTHWISE_CONV_2D: (1,), O.GROUPED_CONV_2D: (2,)}.get(operation, ())
+    pairs = [
+        case.data((1, 5, 6, 4)),
+        case.filter(filter_shape, 0),
+        case.bias(4),
+        *explicit((0, 0, 0, 0), (1, 1), extra, 0, False),
+    ]
+    call = Call([Tensor(*pair, is_constant=i > 0) for i, pair in enumerate(pairs)], [case.output])
+    shapes = CONTRACTS[operation].shapes
+    assert shapes is not None
+    grown = 1 if operation == O.TRANSPOSE_CONV_2D else -1
+    assert list(shapes(call)) == [(1, 5 + grown, 6 + grown, 4)]
+    with pytest.raises(AssertionError, match="weights are read"):
+        CONTRACTS[operation].execute(call)
 
 
 def test_result_is_written_into_fresh_memory(bench: Any) -> None:
