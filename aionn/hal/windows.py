@@ -8,6 +8,7 @@ Source: the operations' definitions in the NN HAL's ``OperationType``; ``calcula
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -119,12 +120,22 @@ def window_arguments(operation: int, types: Sequence[int]) -> WindowArguments:
         explicit = explicit and types[form.start + 4 + form.extras] == OperandType.INT32
     start = form.start + (form.has_shape and not explicit)
     beyond = count - (start + (7 if explicit else 4) + form.extras)
-    return WindowArguments.consecutive(
+    return _consecutive(
         start,
         form.extras,
         is_explicit=explicit,
         has_layout=form.has_layout or beyond >= 1,
         has_dilation=form.has_dilation and beyond >= 3,
+    )
+
+
+@functools.cache
+def _consecutive(
+    start: int, extras: int, *, is_explicit: bool, has_layout: bool, has_dilation: bool
+) -> WindowArguments:
+    """The arguments of a form, of which there are some dozens, made once: each convolution of a model asks several times."""
+    return WindowArguments.consecutive(
+        start, extras, is_explicit=is_explicit, has_layout=has_layout, has_dilation=has_dilation
     )
 
 

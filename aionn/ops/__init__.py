@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from aionn.errors import InvalidModel
 from aionn.hal import Model, Operand, Operation, OperationType, constant_array, operation_type_name
-from aionn.ops.signature import Array, Call, Check, OperationContract, Shape, Tensor
+from aionn.ops.signature import Array, Call, Check, OperationContract, Shape, Tensor, stand_in
 
 __all__ = [
     "CONTRACTS",
@@ -25,6 +25,7 @@ __all__ = [
     "OperationContract",
     "Shape",
     "Tensor",
+    "stand_in",
     "validate_operation",
 ]
 
@@ -96,7 +97,12 @@ PRODUCTS = frozenset(
 
 
 def validate_operation(
-    model: Model, operands: tuple[Operand, ...], operation: Operation, *, where: str
+    model: Model,
+    operands: tuple[Operand, ...],
+    operation: Operation,
+    *,
+    where: str,
+    read: dict[int, Array] | None = None,
 ) -> int:
     """Checks one operation of a model against its contract.
 
@@ -107,6 +113,8 @@ def validate_operation(
         operands: The operands of the operation's subgraph.
         operation: The operation to check.
         where: Begins every message, such as ``subgraph 0, operation 4``.
+        read: The values of the constants that were read so far, by the identity of their operands, which many operations share;
+            None to read them here.
 
     Returns:
         The lowest feature level that can express the operation.
@@ -120,8 +128,15 @@ def validate_operation(
             f"{where}: expected an operation of the spec, got {operation_type_name(operation.type)}"
         )
 
+    values = {} if read is None else read
+
     def constant(operand: Operand) -> Array | None:
-        return constant_array(model, operand) if operand.is_constant else None
+        if not operand.is_constant:
+            return None
+        found = values.get(id(operand))
+        if found is None:
+            found = values[id(operand)] = constant_array(model, operand)
+        return found
 
     check = Check(
         operation.type,

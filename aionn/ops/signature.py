@@ -28,11 +28,12 @@ from aionn.hal import (
     OperandLifeTime,
     OperandType,
     OperationType,
+    operand_dtype,
     operand_type_name,
     operation_type_name,
 )
 
-__all__ = ["Array", "Call", "Check", "OperationContract", "Shape", "Tensor"]
+__all__ = ["Array", "Call", "Check", "OperationContract", "Shape", "Tensor", "stand_in"]
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -74,6 +75,15 @@ class Tensor:
     @property
     def zero_point(self) -> int:
         return self.operand.zero_point
+
+
+_ZEROS = bytes(8)
+
+
+def stand_in(operand: Operand, shape: Shape) -> Tensor:
+    """The value of an operand that only an execution knows, for shape rules: zeros of this shape that take no memory."""
+    dtype = operand_dtype(operand.type)
+    return Tensor(operand, np.ndarray(shape, dtype, _ZEROS, strides=(0,) * len(shape)))
 
 
 class Call:
@@ -140,7 +150,7 @@ class Call:
         array = self.array(index)
         if array.size != 1:
             raise InvalidArgument(f"input {index}: expected one value, got shape {list(array.shape)}")
-        return array.reshape(()).item()
+        return array.item()
 
     def kept(self, key: str, indexes: Collection[int], compute: Callable[[], _T]) -> _T:
         """A value derived from inputs: computed once for a prepared model where all of them are constants, else each time.

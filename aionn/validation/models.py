@@ -40,7 +40,7 @@ from aionn.hal import (
     operation_type_name,
 )
 from aionn.hal.pieces import between_pieces
-from aionn.ops import validate_operation
+from aionn.ops import Array, validate_operation
 from aionn.validation.control_flow import check_acyclic, check_control_flow
 from aionn.validation.field_types import check_field_types
 from aionn.validation.names import is_extension_name
@@ -319,6 +319,7 @@ def _check_range(operand: Operand, size_bytes: int, what: str, where: str) -> No
 def _check_operations(model: Model, subgraph: Subgraph, where: str) -> int:
     prefixes = {entry.prefix for entry in model.extension_name_to_prefix}
     level = 1
+    read: dict[int, Array] = {}
     for index, operation in enumerate(subgraph.operations):
         name = operation_type_name(operation.type)
         place = f"{where}, operation {index}"
@@ -330,7 +331,9 @@ def _check_operations(model: Model, subgraph: Subgraph, where: str) -> int:
                 _refuse(f"{place} ({name})", "type", expected, prefix)
             level = max(level, 3)
         elif operation.type != OperationType.OEM_OPERATION:
-            level = max(level, validate_operation(model, subgraph.operands, operation, where=place))
+            level = max(
+                level, validate_operation(model, subgraph.operands, operation, where=place, read=read)
+            )
             _check_omitted(subgraph, operation, f"{place} ({name})")
         if operation.type in (OperationType.IF, OperationType.WHILE):
             check_control_flow(model, subgraph, operation, f"{place} ({name})")

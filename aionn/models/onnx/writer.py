@@ -46,7 +46,7 @@ from aionn.models.onnx.tensors import (
     ordered,
     stored_shape,
 )
-from aionn.ops import CONTRACTS, Call, Check
+from aionn.ops import CONTRACTS, Call, Check, stand_in
 from aionn.ops import Tensor as Argument
 
 __all__ = ["GraphWriter", "Input"]
@@ -361,10 +361,10 @@ class GraphWriter:
             if operand.lifetime == OperandLifeTime.NO_VALUE:
                 found.append(None)
                 continue
-            is_constant = array is not None
             if array is None:
-                array = np.broadcast_to(np.zeros((), operand_dtype(operand.type)), operand.dimensions)
-            found.append(Argument(operand, array, is_constant=is_constant))
+                found.append(stand_in(operand, operand.dimensions))
+            else:
+                found.append(Argument(operand, array, is_constant=True))
         return found
 
     def _check(self, kind: OperationType, values: Sequence[Value], outputs: Sequence[Operand]) -> list[Shape]:

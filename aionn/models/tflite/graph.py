@@ -37,7 +37,7 @@ from aionn.hal import (
 )
 from aionn.models.tflite.constants import Array, ModelWriter, without_dead
 from aionn.models.tflite.schema import Tensor, TensorType, TfliteOperator
-from aionn.ops import CONTRACTS, Call, Check
+from aionn.ops import CONTRACTS, Call, Check, stand_in
 from aionn.ops import Tensor as Value
 
 __all__ = ["Consequence", "Convert", "Inexpressible", "SubgraphWriter", "is_known", "stored_shape"]
@@ -511,7 +511,7 @@ class SubgraphWriter:
                 return
         try:
             call = Call(
-                [Value(o, self._stand_in(o), is_constant=o.is_constant) for o in values],
+                [self._value_or_zeros(o) for o in values],
                 [self.operands[i] for i in outputs],
             )
             found = shapes(call)
@@ -524,11 +524,11 @@ class SubgraphWriter:
             if fits and is_known(tuple(shape)):
                 self.operands[index] = msgspec.structs.replace(self.operands[index], dimensions=tuple(shape))
 
-    def _stand_in(self, operand: Operand) -> Array:
+    def _value_or_zeros(self, operand: Operand) -> Value:
         """A constant's value, or zeros of the operand's shape that take no memory."""
         if operand.is_constant:
-            return self.model.value(operand)
-        return np.broadcast_to(np.zeros((), dtype=operand_dtype(operand.type)), operand.dimensions)
+            return Value(operand, self.model.value(operand), is_constant=True)
+        return stand_in(operand, operand.dimensions)
 
     def emit_to(
         self, operator: TfliteOperator, kind: OperationType, inputs: Sequence[int], position: int = 0

@@ -37,7 +37,7 @@ from aionn.hal import (
     operand_dtype,
 )
 from aionn.hal.pieces import between_pieces
-from aionn.ops import CONTRACTS, Call, Tensor
+from aionn.ops import CONTRACTS, Call, Tensor, stand_in
 
 __all__ = ["COMPUTED_BYTES_MAX", "MADE_BYTES_MAX", "Known"]
 
@@ -145,10 +145,9 @@ class Known:
                 shape = self.shapes[place]
                 if shape is None or not self._infers_shapes or is_extension_operand_type(operand.type):
                     return
-                # Zeros that take no memory. A rule that uses them as values gives a shape for an operation that is not
-                # supported: an input that decides a shape must be constant.
-                zeros = np.broadcast_to(np.zeros((), operand_dtype(operand.type)), shape)
-                inputs.append(Tensor(operand, zeros))
+                # A rule that uses the zeros as values gives a shape for an operation that is not supported: an input that
+                # decides a shape must be constant.
+                inputs.append(stand_in(operand, shape))
         outputs = [self._subgraph.operands[place] for place in operation.outputs]
         call = Call(inputs, outputs, is_relaxed=self._model.relax_computation_float32_to_float16)
         try:
