@@ -7,7 +7,7 @@ Source: ``onnx.proto`` of ONNX.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,12 +50,15 @@ DATA_TYPES = {
 _BY_DTYPE = {np.dtype(name).newbyteorder("<"): kind for name, kind in DATA_TYPES.items()}
 
 
+_INT, _INTS = AttributeType.INT, AttributeType.INTS
+
+
 def tensor(name: str, value: npt.ArrayLike) -> TensorProto:
     """A constant whose elements are stored in the file itself. A large array must not change before the file is encoded, which
     copies it.
     """
     array = np.asarray(value)
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    little = array if array.dtype in _BY_DTYPE else array.astype(array.dtype.newbyteorder("<"))
     raw: bytes | memoryview
     if little.nbytes < PART_BYTES_MIN:
         raw = little.tobytes()
@@ -67,11 +70,13 @@ def tensor(name: str, value: npt.ArrayLike) -> TensorProto:
 def attribute(name: str, value: Any) -> Attribute:
     """An attribute whose type follows from a Python value."""
     if isinstance(value, tuple | list):
+        if all(type(item) is int for item in value):
+            return Attribute(name, _INTS, tuple(value))
         items = tuple(attribute(name, item) for item in value)
-        kind = AttributeType(items[0].type + 5) if items else AttributeType.INTS
+        kind = AttributeType(items[0].type + 5)
         return Attribute(name, kind, tuple(item.value for item in items))
     if isinstance(value, bool | int | np.integer):
-        return Attribute(name, AttributeType.INT, int(value))
+        return Attribute(name, _INT, int(value))
     if isinstance(value, float | np.floating):
         return Attribute(name, AttributeType.FLOAT, float(value))
     if isinstance(value, str):
@@ -158,25 +163,13 @@ def _attribute(value: Attribute) -> MessageWriter:
     if value.reference:
         w.text(21, value.reference)
         return w
-    match value.type:
-        case AttributeType.FLOAT:
-            w.float32(2, value.value)
-        case AttributeType.INT:
-            w.integer(3, value.value)
-        case AttributeType.FLOATS:
-            w.floats(7, value.value)
-        case AttributeType.INTS:
-            w.integers(8, value.value)
-        case AttributeType.STRING:
-            w.view(4, value.value)
-        case AttributeType.STRINGS:
-            for item in value.value:
-                w.view(9, item)
-        case kind if kind in _MESSAGES and value.value is not None:
-            number, encode = _MESSAGES[AttributeType(kind)]
-            items = value.value if isinstance(value.value, tuple) else (value.value,)
-            for item in items:
-                w.message(number, encode(item))
+    if value.type in _PLAIN:
+        _PLAIN[value.type](w, value.value)
+    elif value.type in _MESSAGES and value.value is not None:
+        number, encode = _MESSAGES[value.type]
+        items = value.value if isinstance(value.value, tuple) else (value.value,)
+        for item in items:
+            w.message(number, encode(item))
     return w
 
 
@@ -211,7 +204,22 @@ def _sparse(value: SparseTensorProto) -> MessageWriter:
     return w
 
 
-_MESSAGES: dict[AttributeType, tuple[int, Callable[[Any], MessageWriter]]] = {
+def _strings(w: MessageWriter, values: Sequence[bytes]) -> None:
+    for value in values:
+        w.view(9, value)
+
+
+_PLAIN: dict[int, Callable[[MessageWriter, Any], None]] = {
+    AttributeType.FLOAT: lambda w, value: w.float32(2, value),
+    AttributeType.INT: lambda w, value: w.integer(3, value),
+    AttributeType.FLOATS: lambda w, value: w.floats(7, value),
+    AttributeType.INTS: lambda w, value: w.integers(8, value),
+    AttributeType.STRING: lambda w, value: w.view(4, value),
+    AttributeType.STRINGS: _strings,
+}
+"""By type, the writing of numbers and texts."""
+
+_MESSAGES: dict[int, tuple[int, Callable[[Any], MessageWriter]]] = {
     AttributeType.TENSOR: (5, _tensor),
     AttributeType.TENSORS: (10, _tensor),
     AttributeType.GRAPH: (6, _graph),

@@ -15,8 +15,8 @@ Source: ``onnx.proto`` of ONNX, versions 3 to 14 of its intermediate representat
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,8 +48,6 @@ RANK_MAX = 32
 
 LIST_MAX = 1 << 20
 """Most numbers of a list that becomes Python objects, such as an attribute's."""
-
-_T = TypeVar("_T")
 
 
 class DataType(enum.IntEnum):
@@ -343,25 +341,21 @@ def _attribute(message: Message, depth: int) -> Attribute:
     name = reference = ""
     stated: int | None = None
     found: dict[AttributeType, list[Any]] = {}
-
-    def keep(kind: AttributeType, values: Iterable[Any]) -> None:
-        found.setdefault(kind, []).extend(values)
-
     for field in message:
-        match field.number:
-            case 1:
-                name = field.text()
-            case 21:
-                reference = field.text()
-            case 20:
-                stated = field.integer()
-            case 7:
-                keep(AttributeType.FLOATS, _bounded(np.frombuffer(field.fixed(4), "<f4"), field).tolist())
-            case 8:
-                keep(AttributeType.INTS, _bounded(field.integers(), field).tolist())
-            case number if number in _ATTRIBUTE_FIELDS:
-                kind, read = _ATTRIBUTE_FIELDS[number]
-                keep(kind, [read(field, depth)])
+        number = field.number
+        if number == 1:
+            name = field.text()
+        elif number == 21:
+            reference = field.text()
+        elif number == 20:
+            stated = field.integer()
+        elif number in _ATTRIBUTE_FIELDS:
+            kind, read = _ATTRIBUTE_FIELDS[number]
+            values = read(field, depth)
+            if kind in found:
+                found[kind] += values
+            else:
+                found[kind] = values
     if stated is None and len(found) == 1:
         stated = next(iter(found))  # The first versions of the format had no field for the type.
     if stated is None and not reference:
@@ -394,27 +388,32 @@ _DEFAULTS: dict[AttributeType, Any] = {
     AttributeType.STRING: b"",
 }
 
-_Read = Callable[[Field, int], Any]
+_Read = Callable[[Field, int], list[Any]]
 _ATTRIBUTE_FIELDS: dict[int, tuple[AttributeType, _Read]] = {
-    2: (AttributeType.FLOAT, lambda field, depth: field.float32()),
-    3: (AttributeType.INT, lambda field, depth: field.integer()),
-    4: (AttributeType.STRING, lambda field, depth: bytes(field.view())),
-    5: (AttributeType.TENSOR, lambda field, depth: _tensor(field.message("TensorProto"))),
-    6: (AttributeType.GRAPH, lambda field, depth: _graph(field.message("GraphProto"), depth + 1)),
-    9: (AttributeType.STRINGS, lambda field, depth: bytes(field.view())),
-    10: (AttributeType.TENSORS, lambda field, depth: _tensor(field.message("TensorProto"))),
-    11: (AttributeType.GRAPHS, lambda field, depth: _graph(field.message("GraphProto"), depth + 1)),
-    14: (AttributeType.TYPE_PROTO, lambda field, depth: field.number),
-    15: (AttributeType.TYPE_PROTOS, lambda field, depth: field.number),
-    22: (AttributeType.SPARSE_TENSOR, lambda field, depth: _sparse(field.message("SparseTensorProto"))),
-    23: (AttributeType.SPARSE_TENSORS, lambda field, depth: _sparse(field.message("SparseTensorProto"))),
+    2: (AttributeType.FLOAT, lambda field, depth: [field.float32()]),
+    3: (AttributeType.INT, lambda field, depth: [field.integer()]),
+    4: (AttributeType.STRING, lambda field, depth: [bytes(field.view())]),
+    5: (AttributeType.TENSOR, lambda field, depth: [_tensor(field.message("TensorProto"))]),
+    6: (AttributeType.GRAPH, lambda field, depth: [_graph(field.message("GraphProto"), depth + 1)]),
+    7: (AttributeType.FLOATS, lambda field, depth: _floats(field)),
+    8: (AttributeType.INTS, lambda field, depth: field.numbers(LIST_MAX)),
+    9: (AttributeType.STRINGS, lambda field, depth: [bytes(field.view())]),
+    10: (AttributeType.TENSORS, lambda field, depth: [_tensor(field.message("TensorProto"))]),
+    11: (AttributeType.GRAPHS, lambda field, depth: [_graph(field.message("GraphProto"), depth + 1)]),
+    14: (AttributeType.TYPE_PROTO, lambda field, depth: [field.number]),
+    15: (AttributeType.TYPE_PROTOS, lambda field, depth: [field.number]),
+    22: (AttributeType.SPARSE_TENSOR, lambda field, depth: [_sparse(field.message("SparseTensorProto"))]),
+    23: (AttributeType.SPARSE_TENSORS, lambda field, depth: [_sparse(field.message("SparseTensorProto"))]),
 }
+"""By the number of a field, its type, and the values that one occurrence of it has."""
 
 
-def _bounded(values: npt.NDArray[Any], field: Field) -> npt.NDArray[Any]:
+def _floats(field: Field) -> list[float]:
+    values = np.frombuffer(field.fixed(4), "<f4")
     if values.size > LIST_MAX:
         field.refuse(f"at most {LIST_MAX} numbers", values.size)
-    return values
+    listed: list[float] = values.tolist()
+    return listed
 
 
 def _dims(fields: list[int], message: Message) -> tuple[int, ...]:
@@ -430,19 +429,19 @@ def _tensor(message: Message) -> TensorProto:
     name, data_type, location, string_count = "", 0, 0, 0
     raw: memoryview | None = None
     dims: list[int] = []
-    fixed: dict[int, list[bytes | memoryview]] = {4: [], 10: []}
-    integers: dict[int, list[npt.NDArray[np.int64]]] = {5: [], 7: [], 11: []}
+    fixed: dict[int, list[bytes | memoryview]] = {}
+    integers: dict[int, list[npt.NDArray[np.int64]]] = {}
     external: dict[str, str] = {}
     for field in message:
         match field.number:
             case 1:
-                dims += _bounded(field.integers(), field).tolist()
+                dims += field.numbers(LIST_MAX)
             case 2:
                 data_type = field.integer()
             case 4 | 10:
-                fixed[field.number].append(field.fixed(4 if field.number == 4 else 8))
+                fixed.setdefault(field.number, []).append(field.fixed(4 if field.number == 4 else 8))
             case 5 | 7 | 11:
-                integers[field.number].append(field.integers())
+                integers.setdefault(field.number, []).append(field.integers())
             case 6:
                 string_count += 1
             case 8:
@@ -458,17 +457,17 @@ def _tensor(message: Message) -> TensorProto:
                 location = field.integer()
     if location not in (0, 1):
         message.refuse("a data location of 0 or 1", location)
-    lists = {number: np.concatenate(parts) if parts else None for number, parts in integers.items()}
+    lists = {number: np.concatenate(parts) for number, parts in integers.items()}
     return TensorProto(
         name,
         data_type,
         _dims(dims, message),
         raw,
-        b"".join(fixed[4]),
-        b"".join(fixed[10]),
-        lists[5],
-        lists[7],
-        lists[11],
+        b"".join(fixed.get(4, ())),
+        b"".join(fixed.get(10, ())),
+        lists.get(5),
+        lists.get(7),
+        lists.get(11),
         string_count,
         external if location == 1 else None,
     )
@@ -489,7 +488,7 @@ def _sparse(message: Message) -> SparseTensorProto:
         if field.number in tensors:
             tensors[field.number] = _tensor(field.message("TensorProto"))
         elif field.number == 3:
-            dims += _bounded(field.integers(), field).tolist()
+            dims += field.numbers(LIST_MAX)
     return SparseTensorProto(tensors[1], tensors[2], _dims(dims, message))
 
 

@@ -125,17 +125,34 @@ class Field:
 
     def text(self) -> str:
         """A text in UTF-8."""
-        self._message.budget.charge(self._message.name)
+        message = self._message
+        message.budget.charge(message.name)
+        if self._wire_type != BYTES:
+            self._need(BYTES)
         try:
-            return str(self.view(), "utf-8")
+            return str(message.data[self._start : self._end], "utf-8")
         except UnicodeDecodeError as e:
             self.refuse("UTF-8", f"another encoding at byte {self._start + e.start}")
 
     def message(self, name: str) -> Message:
         """A message within the message."""
-        self._need(BYTES)
-        self._message.budget.charge(name)
-        return Message(self._message.data, self._start, self._end, name, self._message.budget)
+        if self._wire_type != BYTES:
+            self._need(BYTES)
+        message = self._message
+        message.budget.charge(name)
+        return Message(message.data, self._start, self._end, name, message.budget)
+
+    def numbers(self, count_max: int) -> list[int]:
+        """The same as ``integers``, as Python's numbers, of which there may be ``count_max``."""
+        if self._wire_type == BYTES and self._end - self._start <= min(SHORT_BYTES, count_max):
+            short = _short_integers(self._message.data[self._start : self._end])
+            if short is not None:
+                return [value - (1 << 64) if value >> 63 else value for value in short]
+        values = self.integers()
+        if values.size > count_max:
+            self.refuse(f"at most {count_max} numbers", values.size)
+        listed: list[int] = values.tolist()
+        return listed
 
     def integers(self) -> npt.NDArray[np.int64]:
         """Varints: a packed list, or the one number of a list that is not packed."""
@@ -247,7 +264,11 @@ class Message:
                 self.refuse("field numbers from 1 to 2**29 - 1", f"{number} at byte {begin}")
             value, start = 0, position
             if wire_type == VARINT:
-                value, position = self._varint(position)
+                value = data[position] if position < end else 0x80
+                if value < 0x80:
+                    position += 1
+                else:
+                    value, position = self._varint(position)
             elif wire_type == BYTES:
                 length = data[position] if position < end else 0x80
                 start = position + 1
@@ -270,9 +291,13 @@ class Message:
 
 
 def _encoded_varint(value: int) -> bytes:
+    if 0 <= value < SHORT_VARINTS:
+        return _SHORT_VARINTS[value]
+    return _encoded_in_full(value)
+
+
+def _encoded_in_full(value: int) -> bytes:
     value &= _U64_MAX
-    if value < 0x80:
-        return _ONE_BYTE[value]
     encoded = bytearray()
     while value >= 0x80:
         encoded.append(value & 0x7F | 0x80)
@@ -281,8 +306,10 @@ def _encoded_varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-_ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
-"""The varints of one byte."""
+SHORT_VARINTS = 512
+"""Varints below this number are looked up: the tags of all fields, and nearly all lengths, extents and other numbers."""
+
+_SHORT_VARINTS = tuple(map(_encoded_in_full, range(SHORT_VARINTS)))
 
 
 class MessageWriter:

@@ -48,6 +48,19 @@ def test_packed_numbers_come_back_from_lists_of_all_lengths(size_bytes):
     assert field.integers().tolist() == numbers and field.integers().dtype == np.int64
 
 
+@pytest.mark.parametrize("count", [1, 3, SHORT_BYTES, SHORT_BYTES + 1])
+def test_numbers_are_the_integers_up_to_a_limit(count):
+    numbers = [-1, 2**63 - 1, 5][:count] + [7] * (count - 3)
+    w = MessageWriter()
+    w.integers(1, numbers)
+    w.integer(1, -9)
+    listed, single = fields(w.encoded())
+    assert listed.numbers(count) == listed.integers().tolist() == numbers
+    assert single.numbers(count) == [-9]
+    with pytest.raises(InvalidModel, match=f"at most {count - 1} numbers, got {count}"):
+        listed.numbers(count - 1)
+
+
 def test_packed_numbers_of_more_than_64_bits_are_cut_alike_in_short_and_long_lists():
     wide = b"\xff" * 9 + b"\x7f"
     for count in (1, SHORT_BYTES):
