@@ -45,7 +45,7 @@ class BufferToken(msgspec.Struct, frozen=True, tag=True):
     token: int
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True, weakref=True):
     """The arguments of one execution.
 
     Attributes:

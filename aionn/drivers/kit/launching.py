@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import abc
 import functools
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -29,6 +31,7 @@ from aionn.hal import (
     FencedExecution,
     Launch,
     Memory,
+    Model,
     PreparedModel,
     PreparedModelByLaunch,
     Priority,
@@ -40,14 +43,62 @@ from fences import SyncFence
 
 __all__ = ["DirectBurst", "LaunchingPreparedModel"]
 
+BOUND_MAX = 8
+"""Requests that a prepared model remembers with their arguments: as many as a compilation keeps request memories for."""
+
 MEMORIES_MAX = 1 << 16
 """Memories that one burst remembers."""
+
+
+class _BoundRequests:
+    """Requests with the arguments that they were bound to, for requests that come again as the same objects.
+
+    A request never changes, so that one whose arguments are views of shared memory is checked and mapped once: the engine then
+    knows the arrays again as well. A request that its owner drops is forgotten, and with it the views of its memory.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Request], Arguments]] = {}
+
+    def find(self, request: Request) -> Arguments | None:
+        """The arguments of a request; None where it is not known, or a pool of it was closed."""
+        entry = self._entries.get(id(request))
+        if entry is None or entry[0]() is not request:
+            return None
+        for pool in request.pools:
+            if not isinstance(pool, Memory) or pool.is_closed:
+                return None
+        return entry[1]
+
+    def keep(self, request: Request, arguments: Arguments) -> None:
+        """Remembers a request, in place of the one that was bound first where there are too many."""
+        if not arguments.is_plain:
+            return  # The contents of device memories and images are looked at in each execution.
+        if type(request) is not Request or not all(
+            type(listed) is tuple for listed in (request.inputs, request.outputs, request.pools)
+        ):
+            return  # It may change.
+        entries, key = self._entries, id(request)
+        while len(entries) >= BOUND_MAX:
+            # Other threads may drop entries while this one counts them.
+            entries.pop(next(iter(list(entries)), key), None)
+        entries[key] = weakref.ref(request, lambda _: entries.pop(key, None)), arguments
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._entries.clear()
 
 
 class LaunchingPreparedModel(PreparedModelByLaunch, CheckedPreparedModel):
     """A model made ready by a driver that launches. Implement ``begin``."""
 
     takes_priority = True
+
+    def __init__(self, device: Any, model: Model, priority: Priority) -> None:
+        super().__init__(device, model, priority)
+        self._requests = _BoundRequests()
 
     @abc.abstractmethod
     def begin(
@@ -83,13 +134,24 @@ class LaunchingPreparedModel(PreparedModelByLaunch, CheckedPreparedModel):
     ) -> Launch:
         """See ``PreparedModel``."""
         check_times(deadline_ns, loop_timeout_ns)
+        arguments = self._requests.find(request)
+        if arguments is None:
+            arguments = self.bind(request)
+            self._requests.keep(request, arguments)
+        else:
+            self.check_usable()
         return self.begin(
-            self.bind(request),
+            arguments,
             measure=measure,
             deadline_ns=deadline_ns,
             loop_timeout_ns=loop_timeout_ns,
             priority=priority,
         )
+
+    async def aclose(self) -> None:
+        """See the base class."""
+        self._requests.clear()
+        await super().aclose()
 
     async def execute(
         self,

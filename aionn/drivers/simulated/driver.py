@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fences
-from aionn.drivers.kit.arguments import Arguments, OutputArea
+from aionn.drivers.kit.arguments import OutputArea
 from aionn.drivers.kit.asynchronous import AsyncDevice, AsyncPreparedModel
 from aionn.drivers.kit.launching import DirectBurst
 from aionn.drivers.kit.loop_gate import LoopControl, left_s
@@ -63,7 +63,6 @@ from aionn.hal import (
     OutputShape,
     PerformanceInfo,
     Priority,
-    Request,
     dimensions_are_known,
     operand_dtype,
 )
@@ -322,18 +321,15 @@ class SimulatedPreparedModel(AsyncPreparedModel):
         # At full clock, without noise: the duration that a driver of such a device can declare.
         self.expected_duration_ns = sum(self._durations_ns)
 
-    def bind(
-        self, request: Request, *, allow_unspecified_outputs: bool = True, is_ready: bool = True
-    ) -> Arguments:
+    def check_usable(self) -> None:
         """See the base class. Raises also ``DeadObject``: the device died since the preparation."""
         self.device.check_alive(self._generation)
-        return super().bind(request, allow_unspecified_outputs=allow_unspecified_outputs, is_ready=is_ready)
+        super().check_usable()
 
     async def configure_execution_burst(
         self, *, controller_polling_us: int = 0, server_polling_us: int = 0
     ) -> DirectBurst:
-        """A burst that keeps the device's clock from falling. Raises as ``bind``."""
-        self.device.check_alive(self._generation)
+        """A burst that keeps the device's clock from falling. Raises as ``check_usable``."""
         self.check_usable()
         return _Burst(self)
 
