@@ -11,7 +11,8 @@ import numpy as np
 
 from aionn.drivers.kit.arguments import Array
 from aionn.drivers.kit.engines.support import Unsupported
-from aionn.drivers.kit.onnx.graph import Graph, Order, Value, moved
+from aionn.drivers.kit.onnx.graph import Graph
+from aionn.drivers.kit.onnx.value import Order, Value, moved
 from aionn.hal import Operand, OperandType, Operation, OperationType
 from aionn.ops import CONTRACTS, Call, Tensor
 from aionn.ops.numerics.fixed_point import activation_range, requantize

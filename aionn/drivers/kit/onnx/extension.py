@@ -16,8 +16,9 @@ import numpy as np
 
 from aionn.drivers.kit.arguments import Array
 from aionn.drivers.kit.engines.support import Unsupported
-from aionn.drivers.kit.onnx.graph import WIDE, Graph, Native, moved
+from aionn.drivers.kit.onnx.graph import WIDE, Graph, Native
 from aionn.drivers.kit.onnx.operator_sets import Application, needed_version, upgraded
+from aionn.drivers.kit.onnx.value import moved
 from aionn.errors import InvalidModel
 from aionn.hal import OperandLifeTime, Operation, constant_bytes
 from aionn.models.onnx.constants import DTYPE_NAMES

@@ -14,6 +14,7 @@ Source: operand types of the NN HAL; the operators of ONNX.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from aionn.drivers.kit.engines.known import Known, Shape
 from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.extensions import extension_code
 from aionn.drivers.kit.onnx.lowered import FULL, OPSET, Dialect
+from aionn.drivers.kit.onnx.value import QUANTIZED, Order, Value, moved
 from aionn.hal import (
     ChannelQuant,
     Model,
@@ -41,10 +43,7 @@ from aionn.models.onnx.encoding import DATA_TYPES, node, tensor
 from aionn.models.onnx.extension import DTYPES, EXTENSION_NAME, ElementType
 from aionn.models.onnx.schema import NodeProto, TensorProto
 
-__all__ = ["WIDE", "NCHW", "NHWC", "Graph", "Native", "Order", "Value", "moved"]
-
-Order = tuple[int, ...]
-"""The axes of a form: its axis i is the value's axis ``order[i]``."""
+__all__ = ["WIDE", "NCHW", "NHWC", "Graph", "Native"]
 
 NCHW: Order = (0, 3, 1, 2)
 """The order in which a value with the axes batch, height, width, depth is an ONNX image."""
@@ -53,7 +52,6 @@ NHWC: Order = (0, 2, 3, 1)
 """The order in which an ONNX image has the axes batch, height, width, depth."""
 
 _FLOATS = (OperandType.TENSOR_FLOAT16, OperandType.FLOAT16)
-_QUANTIZED = ("uint8", "int8")
 _EXTENSION_DTYPES = {int(kind): DTYPES[kind].name for kind in ElementType if kind <= ElementType.FLOAT64}
 WIDE = ("float64", "int64", "uint64", "uint32")
 """Element types that an engine without wide numbers cannot hold."""
@@ -63,74 +61,10 @@ _SIGNED_BYTES = np.arange(256, dtype=np.uint8).view(np.int8).astype(np.int32)
 _TYPE_NAMES = {int(kind): name for name, kind in DATA_TYPES.items()}
 
 
-class Value:
-    """A tensor.
-
-    Attributes:
-        dtype: Its element type's name.
-        shape: Its shape.
-        scale: Of quantised numbers; 0 for others.
-        zero_point: Of quantised numbers.
-        channels: The scales of each channel, where it has several.
-        constant: Its value, where it is known.
-        forms: The names of the ONNX values that it is, by the order of axes.
-        reals: The same for the real numbers that quantised ones stand for.
-        is_moved: Whether the HAL's numbers are signed, and these by 128 higher; see ``moved``.
-    """
-
-    __slots__ = (
-        "channels", "constant", "dtype", "forms", "is_moved", "reals", "scale", "shape", "zero_point",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        dtype: str,
-        shape: Shape,
-        *,
-        scale: float = 0.0,
-        zero_point: int = 0,
-        channels: ChannelQuant | None = None,
-        constant: Array | None = None,
-        is_moved: bool = False,
-    ) -> None:
-        self.dtype = dtype
-        self.is_moved = is_moved
-        self.shape = shape
-        self.scale = scale
-        self.zero_point = zero_point
-        self.channels = channels
-        self.constant = constant
-        self.forms: dict[Order, str] = {}
-        self.reals: dict[Order, str] = {}
-
-    @property
-    def rank(self) -> int:
-        return len(self.shape)
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether its numbers are quantised to 8 bits."""
-        return self.dtype in _QUANTIZED
-
-    @property
-    def plain(self) -> Order:
-        """The order of axes that the HAL has."""
-        return tuple(range(len(self.shape)))
-
-    def has_quantization_of(self, other: Value) -> bool:
-        """Whether the same stored numbers stand for the same real ones."""
-        mine = (self.dtype, self.scale, self.zero_point, self.channels)
-        return mine == (other.dtype, other.scale, other.zero_point, other.channels)
-
-
-def moved(array: Array) -> Array:
-    """Signed 8-bit numbers as unsigned ones, each by 128 higher, and the other way round.
-
-    Signed tensors are computed as such: ONNX Runtime's quantised layers are an order of magnitude faster with unsigned data.
-    """
-    other = np.uint8 if array.dtype == np.int8 else np.int8
-    result: Array = (np.ascontiguousarray(array).view(np.uint8) ^ 0x80).view(other)
-    return result
+@functools.cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """numpy's name of an element type, which numpy puts together each time."""
+    return dtype.name
 
 
 class Native(NamedTuple):
@@ -217,7 +151,7 @@ class Graph:
         operand = self.model.main.operands[index]
         if is_extension_operand_type(operand.type):
             return self._declared_extension(index, operand)
-        dtype = "float32" if operand.type in _FLOATS else operand_dtype(operand.type).name
+        dtype = "float32" if operand.type in _FLOATS else _name_of(operand_dtype(operand.type))
         if dtype not in DATA_TYPES or dtype in ("uint32", "int16", "uint16"):
             raise Unsupported("engines have too few kernels for this operand type")
         array = self.known.value(index)
@@ -352,7 +286,7 @@ class Graph:
     def _initializer(self, value: Array) -> str:
         name = f"c{len(self.initializers)}"
         self.initializers[name] = tensor(name, value)
-        self.types[name] = value.dtype.name
+        self.types[name] = _name_of(value.dtype)
         return name
 
     def int64s(self, numbers: Sequence[int]) -> str:
@@ -454,6 +388,13 @@ class Graph:
         if not forms:
             raise Unsupported("a value that no operation writes")
         given, source = next(iter(forms.items()))
+        extents = [value.shape[axis] for axis in wanted]
+        if [axis for axis in given if value.shape[axis] != 1] == [
+            axis for axis, extent in zip(wanted, extents, strict=True) if extent != 1
+        ]:
+            # No element moves: a mean of an image, for example. A Transpose would be looked at by the engine's optimiser.
+            forms[wanted] = self.reshaped(source, extents)
+            return forms[wanted]
         forms[wanted] = self.emit("Transpose", [source], perm=[given.index(axis) for axis in wanted])
         return forms[wanted]
 
@@ -569,7 +510,7 @@ class Graph:
         """The entries of a table of 256 for stored 8-bit numbers, in the order of their bytes: a negative index counts from the
         end, as a negative number's byte does.
         """
-        assert dtype in _QUANTIZED and len(table) == 256, "made for it"
+        assert dtype in QUANTIZED and len(table) == 256, "made for it"
         return self.emit("Gather", [self.constant(table), self.cast(name, "int32")], axis=0)
 
     def index_within(self, name: str, extent: int, least: int = 0) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 
 from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.onnx.elementwise import Rule
-from aionn.drivers.kit.onnx.graph import NCHW, NHWC, Graph, Value
+from aionn.drivers.kit.onnx.graph import NCHW, NHWC, Graph
+from aionn.drivers.kit.onnx.value import Value
 from aionn.hal import Operation, OperationType, Padding
 from aionn.hal.windows import Window, read_window, same_padding, window_arguments
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.onnx.elementwise import Rule
-from aionn.drivers.kit.onnx.graph import Graph, Value
+from aionn.drivers.kit.onnx.graph import Graph
+from aionn.drivers.kit.onnx.value import Value
 from aionn.hal import Operation, OperationType
 
 __all__ = ["RULES"]

@@ -13,8 +13,9 @@ import numpy as np
 from aionn.drivers.kit.arguments import Array
 from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.onnx.elementwise import Rule, stored_numbers, table_of
-from aionn.drivers.kit.onnx.graph import NCHW, Graph, Order, Value
+from aionn.drivers.kit.onnx.graph import NCHW, Graph
 from aionn.drivers.kit.onnx.layers import image
+from aionn.drivers.kit.onnx.value import Order, Value
 from aionn.hal import Operand, OperandType, Operation, OperationType
 from aionn.ops import Tensor
 

@@ -243,6 +243,20 @@ def test_mean_of_an_image_needs_no_transposition() -> None:
     assert "Transpose" not in nodes_of(graph.build([mean]))
 
 
+def test_axes_of_extent_1_need_no_transposition() -> None:
+    graph = GraphBuilder()
+    x = graph.input(FLOAT, (1, 8, 8, 4))
+    weights = graph.constant(np.zeros((4, 1, 1, 4), np.float32), FLOAT)
+    bias = graph.constant(np.zeros(4, np.float32), FLOAT)
+    numbers = [graph.constant(n) for n in (1, 1, 1, 0)]
+    image = graph.result(OperationType.CONV_2D, [x, weights, bias, *numbers], x, (1, 8, 8, 4))
+    axes = graph.constant(np.array([1, 2], np.int32))
+    mean = graph.result(OperationType.MEAN, [image, axes, graph.constant(1)], x, (1, 1, 1, 4))
+    shape = graph.constant(np.array([1, 4], np.int32))
+    found = nodes_of(graph.build([graph.result(OperationType.RESHAPE, [mean, shape], x, (1, 4))]))
+    assert found["Transpose"] == 1, "that of the input alone"
+
+
 def test_messages_of_onnx_runtime_are_records(caplog: pytest.LogCaptureFixture) -> None:
     if not hasattr(ort, "set_default_logger_callback"):
         pytest.skip("this version of ONNX Runtime has no callback for messages")

@@ -17,7 +17,8 @@ import pytest
 
 import aionn
 from aionn.drivers.kit.engines.support import single_operation_model
-from aionn.drivers.kit.onnx.graph import Graph, Value
+from aionn.drivers.kit.onnx.graph import Graph
+from aionn.drivers.kit.onnx.value import Value
 from aionn.drivers.litert.lowering import lower as lower_to_tflite
 from aionn.drivers.onnx_reference.driver import OnnxReferenceDevice
 from aionn.drivers.openvino.driver import OpenvinoDevice
