@@ -211,11 +211,12 @@ def compile_session(lowered: Lowered, loading: Loading) -> Session:
     """The session of a model. Raises as ``Loading.make``.
 
     A pass of the optimiser may write a graph that no kernel can run: ONNX Runtime moves a Transpose behind a Resize, for example,
-    whose kernel has not every order of axes. So the session is run once, and made again without the optimiser where that fails.
+    whose kernel has not every order of axes. So the session of a model with a Transpose is run once, and made again without the
+    optimiser where that fails. A run takes as long as the making of the session, and passes that move no axes keep to kernels.
     """
     file, provider = lowered.file, loading.provider
     session = loading.make(file)
-    if _runs(session, lowered):
+    if not _moves_axes(lowered) or _runs(session, lowered):
         return Session(session, file, Form.OPTIMIZABLE, provider)
     plain = Loading(provider, loading.options.intra_op_num_threads)
     plain.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -224,6 +225,10 @@ def compile_session(lowered: Lowered, loading: Loading) -> Session:
     if _runs(other, lowered):
         return Session(other, file, Form.PLAIN, provider)
     return Session(session, file, Form.OPTIMIZABLE, provider)
+
+
+def _moves_axes(lowered: Lowered) -> bool:
+    return any("Transpose" in kernel for kernel in lowered.kernels)
 
 
 def _runs(session: Any, lowered: Lowered) -> bool:

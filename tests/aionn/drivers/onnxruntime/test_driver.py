@@ -252,6 +252,24 @@ async def test_model_that_the_optimiser_spoils_runs_without_it(small: Any) -> No
         np.testing.assert_allclose(found[0], other, atol=1e-6)
 
 
+@pytest.mark.parametrize("has_transpose", [False, True])
+async def test_model_is_tried_out_where_the_optimiser_could_move_a_transpose(
+    monkeypatch: pytest.MonkeyPatch, has_transpose: bool
+) -> None:
+    tried: list[object] = []
+    monkeypatch.setattr(engine, "_runs", lambda session, lowered: not tried.append(session))
+    graph = GraphBuilder()
+    x = graph.input(OperandType.TENSOR_FLOAT32, (2, 3))
+    y = graph.result(OperationType.TANH, [x], x, (2, 3))
+    if has_transpose:
+        order = graph.constant(np.array([1, 0], np.int32))
+        y = graph.result(OperationType.TRANSPOSE, [y, order], x, (3, 2))
+    async with OrtDevice() as device:
+        prepared = await device.prepare_model(graph.build([y]))
+        assert len(tried) == has_transpose
+        await prepared.aclose()
+
+
 def _restore(device: OrtDevice, contents: CacheContents) -> Any:
     return device.restore(contents, priority=Priority.MEDIUM, deadline_ns=None)
 
