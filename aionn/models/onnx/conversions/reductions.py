@@ -335,11 +335,12 @@ def one_hot(g: GraphWriter, op: Operator) -> Tensor:
     column = column.less(0).where(column + depth, column, column)
     hit = column.equal(Formula(g, g.constant_value(g.counted(depth).reshape(1, depth))))
     off, on = sides.reshape(-1).tolist()
-    like = g.described(sides.dtype.name)
+    dtype = op.input(2).dtype
+    like = g.described(dtype)
     value = g.selected(hit.value, like, on, off, (indices.size, depth))
     last = (*indices.shape, depth)
     limits = (int(min(on, off)), int(max(on, off))) if sides.dtype.kind in "iu" else None
-    result = g.tensor(g.reshaped(value, stored_shape(last)), sides.dtype.name, last, limits=limits)
+    result = g.tensor(g.reshaped(value, stored_shape(last)), dtype, last, limits=limits)
     back = list(range(len(last) - 1))
     back.insert(axis, len(last) - 1)
     assert ordered(last, tuple(back)) == shape, "only the axis of the depth moves"

@@ -199,3 +199,15 @@ def test_given_values_of_bfloat16_are_rounded() -> None:
     np.testing.assert_array_equal(y, X + np.float32(1.0078125))
     with pytest.raises(InvalidArgument, match="expected bfloat16"):
         load_onnx(data, values={"v": np.float64([1.004])})
+
+
+def test_one_hot_values_of_bfloat16_keep_their_type() -> None:
+    graph = GraphProto(
+        (node("OneHot", ["i", "depth", "sides"], ["y"]),),
+        (ValueInfo("i", DataType.INT32, (2,)),),
+        (ValueInfo("y"),),
+        (tensor("depth", np.array(3)), narrow("sides", np.array([1.0078125, -3.0]))),
+    )
+    model = load_onnx(encode_model(ModelProto(10, (OpsetImport("", 21),), graph)), extensions="none")
+    (output,) = model.outputs
+    assert (output.dtype, output.operand.type) == ("bfloat16", OperandType.TENSOR_FLOAT32)
