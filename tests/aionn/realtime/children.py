@@ -69,6 +69,9 @@ def refuse(number, errno):
 SET_SCHEDULER = {"x86_64": 144, "aarch64": 119}.get(platform.machine(), 0)
 """The number of the system call sched_setscheduler."""
 
+SET_ATTRIBUTES, GET_ATTRIBUTES = {"x86_64": (314, 315), "aarch64": (274, 275)}.get(platform.machine(), (0, 0))
+"""The numbers of sched_setattr and sched_getattr."""
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a child limits and capabilities")
 
 

@@ -198,12 +198,16 @@ drop()
 before = state()
 threads = Threads(ask(), None)
 row = threads.acquire(HIGH, "test")
-say(state=row.state, policy=row.policy, slack=row.slack_ns, reason=row.reason, left=threads.give_back(), is_same=state() == before)
+left, after = threads.give_back(), state()
+say(state=row.state, policy=row.policy, slack=row.slack_ns, reason=row.reason, left=left, is_same=after[1:] == before[1:],
+    policy_after=after[0])
 """
     found = run_child(THREADS + code)
     assert (found["state"], found["policy"], found["slack"]) == ("refused", "SCHED_OTHER", 1)
     assert "RLIMIT_RTPRIO is 0" in found["reason"]
     assert found["left"] == "" and found["is_same"]
+    # A thread that had a slice keeps the flag.
+    assert found["policy_after"] in (OTHER, OTHER | RESET)
 
 
 @as_root

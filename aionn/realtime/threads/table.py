@@ -4,17 +4,16 @@ A thread is identified by its number in the kernel (``threading.get_native_id``)
 to Python.
 
 Invariants:
-1. The state of a thread (policy, priority, nice value, timer slack) is read before it is changed, and ``give_back`` restores it.
-   The kernel makes one exception: without CAP_SYS_NICE a process may not clear SCHED_RESET_ON_FORK. The flag stays, and has no
+1. The state of a thread (policy, priority, nice value, slice, timer slack) is read before it is changed, and ``give_back`` restores
+   it. The kernel makes one exception: without CAP_SYS_NICE a process may not clear SCHED_RESET_ON_FORK. The flag stays, and has no
    effect on an ordinary thread whose nice value is not negative.
 2. No call fails because the machine does not permit it: the thread keeps its state, and the table has the reason.
 3. A thread runs under SCHED_RR only while the watchdog monitors it.
 
-Facts about the kernel: SCHED_RESET_ON_FORK applies to new threads as well as to new processes, so the threads of an engine's pool,
-which the first execution may start, must be granted one by one (see ``threads_here``). From Linux 6.13 on the timer slack of a
-real-time thread is 0 and cannot be set; for that reason it is restored after the policy.
+4. A thread of the class LOW has the slice that it had before.
 
-Source: sched(7), sched_setscheduler(2), prctl(2) for the timer slack, whose file in /proc needs no library call.
+SCHED_RESET_ON_FORK applies to new threads as well as to new processes, so the threads of an engine's pool, which the first
+execution may start, must be granted one by one (see ``threads_here``).
 """
 
 from __future__ import annotations
@@ -31,8 +30,24 @@ import msgspec
 
 from aionn.realtime.permission import Permission, Way
 from aionn.realtime.priorities import SchedulingClass, nice_of
-from aionn.realtime.reading import read_text
 from aionn.realtime.realtimekit import Offer, make_realtime
+from aionn.realtime.threads.kernel import (
+    DEADLINE,
+    ORDINARY,
+    POLICY_NAMES,
+    REALTIME,
+    ThreadState,
+    failed,
+    is_realtime,
+    read_state,
+    restore,
+    sched_setscheduler,
+    set_ordinary,
+    set_policy,
+    set_slack,
+    start_time,
+)
+from aionn.realtime.threads.slices import SLICE_NS, read_attributes, restore_slice, set_slice
 
 __all__ = ["Guard", "State", "ThreadRow", "Threads", "threads_here"]
 
@@ -43,21 +58,6 @@ SLACK_NS = 1
 
 ROWS_MAX = 4096
 """Most threads in one table: more than an engine's pool has on the largest machine. It bounds calls in an erroneous loop."""
-
-POLICY_NAMES = {
-    os.SCHED_OTHER: "SCHED_OTHER",
-    os.SCHED_FIFO: "SCHED_FIFO",
-    os.SCHED_RR: "SCHED_RR",
-    os.SCHED_BATCH: "SCHED_BATCH",
-    os.SCHED_IDLE: "SCHED_IDLE",
-    6: "SCHED_DEADLINE",
-}
-REALTIME = (os.SCHED_FIFO, os.SCHED_RR)
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.sched_setscheduler.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
-ORDINARY = os.sched_param(0)
-DEADLINE = 6
-"""SCHED_DEADLINE; Python 3.11 has no name for it."""
 
 
 class Guard(Protocol):
@@ -99,6 +99,8 @@ class ThreadRow(msgspec.Struct, frozen=True):
         nice: Its nice value.
         slack_ns: Its timer slack; None if it cannot be read.
         reason: The reason why it does not have the requested class; empty if it has.
+        slice_ns: Its slice, in place of the kernel's: for an ordinary thread above LOW. None if it has the kernel's.
+        slice_reason: The reason why an ordinary thread above LOW has the kernel's slice; empty for all others.
     """
 
     tid: int
@@ -110,27 +112,21 @@ class ThreadRow(msgspec.Struct, frozen=True):
     nice: int
     slack_ns: int | None
     reason: str = ""
-
-
-class _Before(msgspec.Struct, frozen=True):
-    """The state of a thread in the kernel."""
-
-    policy: int
-    priority: int
-    nice: int
-    slack_ns: int | None
-    started: str
+    slice_ns: int | None = None
+    slice_reason: str = ""
 
 
 class _Held(msgspec.Struct):
     """A granted thread, with its state before."""
 
     name: str
-    before: _Before
+    before: ThreadState
     scheduling_class: SchedulingClass
     state: State
     reason: str
     is_watched: bool = False
+    has_slice: bool = False
+    slice_reason: str = ""
 
 
 class Threads:
@@ -168,7 +164,7 @@ class Threads:
         with self._lock:
             held = self._held.get(tid)
             try:
-                if held is None or held.before.started != _started(tid):
+                if held is None or held.before.started != start_time(tid):
                     if len(self._held) >= ROWS_MAX:
                         self._forget_ended()
                     if held is None and len(self._held) >= ROWS_MAX:
@@ -176,25 +172,28 @@ class Threads:
                             tid,
                             _Held(
                                 name,
-                                _read(tid),
+                                read_state(tid),
                                 scheduling_class,
                                 State.REFUSED,
                                 f"the table holds {ROWS_MAX} threads",
                             ),
                         )
-                    held = self._held[tid] = _Held(name, _read(tid), scheduling_class, State.ORDINARY, "")
+                    held = self._held[tid] = _Held(
+                        name, read_state(tid), scheduling_class, State.ORDINARY, ""
+                    )
                 held.name, held.scheduling_class = name, scheduling_class
                 held.is_watched = (
                     False  # So that ``_grant`` registers it again: another connection may have taken it over.
                 )
-                held.state, held.reason = self._grant(tid, held)
+                held.slice_reason = ""
+                self._grant(tid, held)
                 if scheduling_class is not SchedulingClass.LOW:
-                    _set_slack(tid, SLACK_NS)
+                    set_slack(tid, SLACK_NS)
             except ProcessLookupError:
                 return self._without(tid, name, scheduling_class, State.GONE, "the thread has ended")
             except OSError as e:
                 return self._without(
-                    tid, name, scheduling_class, State.REFUSED, _failed("reading its state", e)
+                    tid, name, scheduling_class, State.REFUSED, failed("reading its state", e)
                 )
             return self._row(tid, held)
 
@@ -224,10 +223,10 @@ class Threads:
             return scheduling_class is SchedulingClass.LOW and self._lower(tid, held)
         priorities = self.permission.priorities
         try:
-            if priorities is None or not held.is_watched:
+            if priorities is None or not held.is_watched or held.has_slice:
                 return self._change_slowly(tid, held, scheduling_class)
             # Without the lock, which a thread that has just become ordinary could hold while other programs run.
-            if held.state is State.REALTIME and not _is_realtime(tid):
+            if held.state is State.REALTIME and not is_realtime(tid):
                 self.put_back(tid, "the watchdog or another process made it ordinary")
                 return False
             return self._switch(tid, held, scheduling_class, priorities.of(scheduling_class))
@@ -243,31 +242,37 @@ class Threads:
         """
         tid = threading.get_native_id()
         held, priorities = self._held.get(tid), self.permission.priorities
-        if held is None or priorities is None or not held.is_watched or self._offer is not None:
+        if (
+            held is None
+            or priorities is None
+            or not held.is_watched
+            or held.has_slice
+            or self._offer is not None
+        ):
             return self._call_slowly(held, call, arguments)
         before = held.scheduling_class
         priority = priorities.of(before)
-        if priority and held.state is State.REALTIME and not _is_realtime(tid):
+        if priority and held.state is State.REALTIME and not is_realtime(tid):
             self.put_back(tid, "the watchdog or another process made it ordinary")
         if not priority or held.state is not State.REALTIME:
             return call(*arguments)
         ordinary = held.before.policy & ~os.SCHED_RESET_ON_FORK
         low = (os.SCHED_OTHER if ordinary in REALTIME else ordinary) | os.SCHED_RESET_ON_FORK
         high, zero, number = os.SCHED_RR | os.SCHED_RESET_ON_FORK, ctypes.c_int(0), ctypes.c_int(priority)
-        param, param_before, set_policy = ctypes.byref(zero), ctypes.byref(number), _libc.sched_setscheduler
+        param, param_before = ctypes.byref(zero), ctypes.byref(number)
         held.scheduling_class, held.state = SchedulingClass.LOW, State.ORDINARY
-        set_policy(0, low, param)
+        sched_setscheduler(0, low, param)
         try:
             return call(*arguments)
         finally:
-            failed = set_policy(0, high, param_before)
+            is_refused = sched_setscheduler(0, high, param_before) != 0
             held.scheduling_class, held.state = before, State.REALTIME
-            if failed:
+            if is_refused:
                 held.state = State.REFUSED
                 held.reason = f"sched_setscheduler: {os.strerror(ctypes.get_errno())}"
             if self._held.get(tid) is not held:
                 # It was given back during the call.
-                _restore(tid, held.before)
+                restore(tid, held.before)
 
     def _call_slowly(self, held: _Held | None, call: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
         if held is None:
@@ -285,6 +290,7 @@ class Threads:
             if self._held.get(tid) is not held:
                 return False
             try:
+                self._take_slice(tid, held)
                 held.state, held.reason = self._grant_low(tid, held.before)
             except ProcessLookupError:
                 held.state, held.reason = State.GONE, "the thread has ended"
@@ -296,7 +302,7 @@ class Threads:
             if self._held.get(tid) is not held:
                 return False
             held.scheduling_class = scheduling_class
-            held.state, held.reason = self._grant(tid, held)
+            self._grant(tid, held)
             return not held.reason
 
     def _switch(self, tid: int, held: _Held, scheduling_class: SchedulingClass, priority: int) -> bool:
@@ -307,7 +313,7 @@ class Threads:
         policy = os.SCHED_RR if priority else ordinary
         held.scheduling_class = scheduling_class
         held.state = State.REALTIME if priority else State.ORDINARY
-        number = _set_policy(tid, policy | os.SCHED_RESET_ON_FORK, priority)
+        number = set_policy(tid, policy | os.SCHED_RESET_ON_FORK, priority)
         if number == errno.ESRCH:
             raise ProcessLookupError(number, "the thread has ended")
         held.reason = ""
@@ -316,7 +322,7 @@ class Threads:
             held.reason = f"sched_setscheduler failed with {errno.errorcode.get(number, number)}"
         if self._held.get(tid) is not held:
             # It was given back during the change.
-            _restore(tid, held.before)
+            restore(tid, held.before)
             return False
         return not number
 
@@ -340,7 +346,7 @@ class Threads:
             if held is None:
                 return ""
             try:
-                left = _restore(tid, held.before)
+                left = restore(tid, held.before)
             except ProcessLookupError:
                 left = ""
             # Only now, so that the watchdog monitors the thread for as long as it is a real-time thread.
@@ -365,9 +371,9 @@ class Threads:
             held = self._held.get(tid)
             if held is not None and held.state is State.REALTIME:
                 try:
-                    _set_ordinary(tid)
+                    set_ordinary(tid)
                 except OSError as e:
-                    reason = f"{reason}; {_failed('sched_setscheduler', e)}"
+                    reason = f"{reason}; {failed('sched_setscheduler', e)}"
                 held.state, held.reason = State.PUT_BACK, reason
 
     def put_back_all(self, reason: str) -> None:
@@ -385,7 +391,7 @@ class Threads:
         """Drops the rows of threads that have ended: those of an engine's pool end without giving anything back."""
         for tid, held in list(self._held.items()):
             try:
-                has_ended = _started(tid) != held.before.started
+                has_ended = start_time(tid) != held.before.started
             except ProcessLookupError:
                 has_ended = True
             if has_ended:
@@ -400,8 +406,53 @@ class Threads:
                 held.state = State.PUT_BACK
                 held.reason = f"it ran {ran_ns // 1_000_000} ms without a pause"
 
-    def _grant(self, tid: int, held: _Held) -> tuple[State, str]:
+    def _grant(self, tid: int, held: _Held) -> None:
         """Applies the requested class; the caller holds the lock."""
+        if held.scheduling_class is SchedulingClass.LOW or self.permission.priorities is not None:
+            # Before the change: the kernel keeps the slice of a thread under SCHED_RR, and uses it again afterwards.
+            self._take_slice(tid, held)
+        held.state, held.reason = self._grant_class(tid, held)
+        if held.scheduling_class is not SchedulingClass.LOW and held.state in (State.NICE, State.REFUSED):
+            self._give_slice(tid, held)
+
+    @staticmethod
+    def _give_slice(tid: int, held: _Held) -> None:
+        """Gives an ordinary thread a short slice, which needs no permission. A changed nice value leaves it."""
+        if held.has_slice or held.slice_reason:
+            return
+        if held.before.nice < 0:
+            # SCHED_RESET_ON_FORK, which keeps the slice from new threads, would take this value from them, also later.
+            held.slice_reason = f"it keeps the kernel's slice with its own nice value {held.before.nice}"
+            return
+        try:
+            now = read_attributes(tid)
+            if now.policy != os.SCHED_OTHER:
+                held.slice_reason = f"{POLICY_NAMES.get(now.policy, now.policy)} has no slices"
+            elif not now.slice_ns:
+                held.slice_reason = "the kernel has no slices of single threads; Linux 6.12 and newer have"
+            else:
+                set_slice(tid, SLICE_NS, resets_on_fork=True)
+                held.has_slice = True
+        except ProcessLookupError:
+            raise
+        except OSError as e:
+            held.slice_reason = failed("sched_setattr", e)
+
+    @staticmethod
+    def _take_slice(tid: int, held: _Held) -> None:
+        """Restores the slice of a thread."""
+        if not held.has_slice:
+            return
+        try:
+            restore_slice(tid, held.before.slice_ns)
+            held.has_slice = False
+        except ProcessLookupError:
+            raise
+        except OSError as e:
+            held.slice_reason = failed("sched_setattr", e)
+
+    def _grant_class(self, tid: int, held: _Held) -> tuple[State, str]:
+        """Applies the policy or the nice value of the requested class."""
         before, wanted = held.before, held.scheduling_class
         policy = before.policy & ~os.SCHED_RESET_ON_FORK
         if policy == DEADLINE:
@@ -422,14 +473,14 @@ class Threads:
             except ProcessLookupError:
                 raise
             except OSError as e:
-                return State.REFUSED, _failed("setpriority", e)
+                return State.REFUSED, failed("setpriority", e)
             # Threads and processes that it starts are not to inherit the value. Refused, the value holds all the same.
             if not before.policy & os.SCHED_RESET_ON_FORK:
-                _set_policy(tid, before.policy | os.SCHED_RESET_ON_FORK, 0)
+                set_policy(tid, before.policy | os.SCHED_RESET_ON_FORK, 0)
             return State.NICE, ""
         return State.REFUSED, str(self.permission)
 
-    def _grant_low(self, tid: int, before: _Before) -> tuple[State, str]:
+    def _grant_low(self, tid: int, before: ThreadState) -> tuple[State, str]:
         """Gives a thread the class LOW: the ordinary policy, with the nice value that the thread had before."""
         policy = before.policy & ~os.SCHED_RESET_ON_FORK
         try:
@@ -442,7 +493,7 @@ class Threads:
         except ProcessLookupError:
             raise
         except OSError as e:
-            return State.REFUSED, _failed("setting the ordinary class", e)
+            return State.REFUSED, failed("setting the ordinary class", e)
         return State.ORDINARY, ""
 
     def _grant_realtime(self, tid: int, held: _Held, priority: int) -> tuple[State, str]:
@@ -458,7 +509,7 @@ class Threads:
         except ProcessLookupError:
             raise
         except OSError as e:
-            reason = _failed("sched_setscheduler", e)
+            reason = failed("sched_setscheduler", e)
         if self._offer is not None:
             # RealtimeKit grants single threads, not a process, so it is asked for each thread.
             refused = make_realtime(self._offer, os.getpid(), tid, priority)
@@ -471,9 +522,9 @@ class Threads:
     def _row(tid: int, held: _Held) -> ThreadRow:
         state = held.state
         try:
-            if _started(tid) != held.before.started:
+            if start_time(tid) != held.before.started:
                 raise ProcessLookupError
-            now = _read(tid)
+            now = read_state(tid)
         except ProcessLookupError:
             now, state = held.before, State.GONE
         policy = now.policy & ~os.SCHED_RESET_ON_FORK
@@ -483,7 +534,17 @@ class Threads:
             state, reason = State.PUT_BACK, reason or "another process made it ordinary"
         name = POLICY_NAMES.get(policy, str(policy))
         return ThreadRow(
-            tid, held.name, held.scheduling_class, state, name, now.priority, now.nice, now.slack_ns, reason
+            tid,
+            held.name,
+            held.scheduling_class,
+            state,
+            name,
+            now.priority,
+            now.nice,
+            now.slack_ns,
+            reason,
+            now.slice_ns if held.has_slice else None,
+            held.slice_reason,
         )
 
 
@@ -493,107 +554,3 @@ def threads_here() -> set[int]:
         return {int(name) for name in os.listdir("/proc/self/task")}
     except OSError:
         return {threading.get_native_id()}
-
-
-def _read(tid: int) -> _Before:
-    """The current state of a thread in the kernel.
-
-    Raises:
-        ProcessLookupError: It has ended.
-    """
-    slack = read_text(f"/proc/{tid}/timerslack_ns").strip()
-    return _Before(
-        os.sched_getscheduler(tid),
-        os.sched_getparam(tid).sched_priority,
-        os.getpriority(os.PRIO_PROCESS, tid),
-        int(slack) if slack.isdecimal() else None,
-        _started(tid),
-    )
-
-
-def _restore(tid: int, before: _Before) -> str:
-    """Restores a thread. Returns the parts that could not be restored; empty if all were."""
-    if _started(tid) != before.started:
-        raise ProcessLookupError(errno.ESRCH, "its number belongs to another thread now")
-    problems = []
-    param = os.sched_param(before.priority)
-    if (
-        os.sched_getscheduler(tid) != before.policy
-        or os.sched_getparam(tid).sched_priority != before.priority
-    ):
-        try:
-            os.sched_setscheduler(tid, before.policy, param)
-        except PermissionError:
-            try:
-                os.sched_setscheduler(tid, before.policy | os.SCHED_RESET_ON_FORK, param)
-            except ProcessLookupError:
-                raise
-            except OSError as e:
-                problems.append(_failed("sched_setscheduler", e))
-    if os.getpriority(os.PRIO_PROCESS, tid) != before.nice:
-        try:
-            os.setpriority(os.PRIO_PROCESS, tid, before.nice)
-        except ProcessLookupError:
-            raise
-        except OSError as e:
-            problems.append(_failed("setpriority", e))
-    if before.slack_ns and not _set_slack(tid, before.slack_ns):
-        problems.append("its timer slack can be set only by itself or with CAP_SYS_NICE")
-    return "; ".join(problems)
-
-
-def _is_realtime(tid: int) -> bool:
-    return os.sched_getscheduler(tid) & ~os.SCHED_RESET_ON_FORK in REALTIME
-
-
-def _set_policy(tid: int, policy: int, priority: int) -> int:
-    """As ``os.sched_setscheduler``, without the interpreter's lock; returns the errno, 0 for success.
-
-    A thread that makes itself ordinary may lose the processor to other programs within the call. With the interpreter's lock it
-    would stop every other thread of this process.
-    """
-    if _libc.sched_setscheduler(tid, policy, ctypes.byref(ctypes.c_int(priority))) == 0:
-        return 0
-    return ctypes.get_errno()
-
-
-def _set_ordinary(tid: int) -> None:
-    # The flag is kept, since clearing it needs CAP_SYS_NICE.
-    flag = os.sched_getscheduler(tid) & os.SCHED_RESET_ON_FORK
-    os.sched_setscheduler(tid, os.SCHED_OTHER | flag, ORDINARY)
-
-
-def _set_slack(tid: int, slack_ns: int) -> bool:
-    """Sets the timer slack of a thread. Returns whether the thread has it now."""
-    path = f"/proc/{tid}/timerslack_ns"
-    if read_text(path).strip() == str(slack_ns):
-        return True
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        os.write(fd, str(slack_ns).encode())
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
-
-
-def _started(tid: int) -> str:
-    """The start time of a thread of this process, in ticks since the machine started. It distinguishes threads with the same
-    number, since the kernel uses numbers again.
-
-    Raises:
-        ProcessLookupError: This process has no such thread.
-    """
-    # The thread's name, an earlier field, may hold blanks and brackets.
-    fields = read_text(f"/proc/self/task/{tid}/stat").rpartition(")")[2].split()
-    if len(fields) < 20:
-        raise ProcessLookupError(errno.ESRCH, f"no thread {tid} in this process")
-    return fields[19]
-
-
-def _failed(call: str, error: OSError) -> str:
-    return f"{call} failed with {errno.errorcode.get(error.errno or 0, str(error.errno))}"

@@ -1,0 +1,11 @@
+"""Scheduling of single threads.
+
+``table.py`` grants and restores them, ``kernel.py`` reads and changes the state of a thread in the kernel, ``slices.py`` its slice
+under the ordinary policy.
+"""
+
+from __future__ import annotations
+
+from aionn.realtime.threads.table import Guard, State, ThreadRow, Threads, threads_here
+
+__all__ = ["Guard", "State", "ThreadRow", "Threads", "threads_here"]
