@@ -17,6 +17,7 @@ import msgspec
 from aionn.realtime.findings import Finding, Severity
 from aionn.realtime.permission import Permission, Way
 from aionn.realtime.remedies import Host, memlock_remedy
+from aionn.realtime.threads.slices import SLICE_NS
 
 __all__ = ["CHECKS", "Machine", "check"]
 
@@ -59,6 +60,8 @@ class Machine(msgspec.Struct, frozen=True):
         groups: Folders of the cpu groups of this process, its own first.
         host: The environment that this process runs in.
         engines: Versions of the engines that are installed, by distribution.
+        slice_ns: The slice of an ordinary thread; 0 if the kernel has no slices of single threads, or if it cannot be read.
+        slice_refusal: The reason why the slice cannot be read; empty if it can.
     """
 
     texts: Mapping[str, str]
@@ -69,6 +72,8 @@ class Machine(msgspec.Struct, frozen=True):
     groups: tuple[str, ...]
     host: Host
     engines: Mapping[str, str]
+    slice_ns: int = 0
+    slice_refusal: str = ""
 
     def text(self, path: str) -> str:
         """The text of a file without blanks around it; empty if the file is absent."""
@@ -89,6 +94,26 @@ def check_permission(machine: Machine) -> Finding:
     if found.way is Way.NICE:
         return Finding("permission", WARNING, sentence, found.remedy, LATE_NICE_MS)
     return Finding("permission", SEVERE, sentence, found.remedy, LATE_UNPRIVILEGED_MS)
+
+
+def check_slices(machine: Machine) -> Finding:
+    """Whether ordinary threads may have shorter slices than those of other programs: the means where nothing else is permitted."""
+    name = "slices"
+    if machine.slice_ns:
+        return Finding(
+            name,
+            FINE,
+            f"ordinary threads have {machine.slice_ns / 1e6:.3g} ms, those of aionn may have {SLICE_NS / 1e6:g} ms",
+        )
+    sentence = (
+        f"the slice of an ordinary thread cannot be read: {machine.slice_refusal}"
+        if machine.slice_refusal
+        else "the kernel has no slices of single threads"
+    )
+    if machine.permission.is_realtime:
+        return Finding(name, FINE, f"{sentence}; threads under real-time scheduling need none")
+    remedy = "permit sched_setattr and sched_getattr" if machine.slice_refusal else "use Linux 6.12 or newer"
+    return Finding(name, NOTE, sentence, remedy)
 
 
 def check_throttling(machine: Machine) -> Finding:
@@ -484,6 +509,7 @@ def check_engines(machine: Machine) -> Finding:
 
 CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     check_permission,
+    check_slices,
     check_throttling,
     check_group,
     check_governor,

@@ -10,6 +10,8 @@ from importlib import metadata
 from aionn.realtime.checks import IDLE_STATES_MAX, Machine
 from aionn.realtime.permission import CAP_IPC_LOCK, Permission, ask, host_here
 from aionn.realtime.reading import TEXT_BYTES_MAX, read_text
+from aionn.realtime.threads.kernel import failed
+from aionn.realtime.threads.slices import read_attributes
 
 __all__ = ["group_folders", "read_machine"]
 
@@ -69,6 +71,7 @@ def read_machine(permission: Permission | None = None) -> Machine:
         groups,
         host_here(),
         _engines(),
+        *_own_slice(),
     )
 
 
@@ -115,6 +118,14 @@ def _has_capability(status: str, number: int) -> bool:
             except ValueError:
                 return False
     return False
+
+
+def _own_slice() -> tuple[int, str]:
+    """The slice of the calling thread, and the reason why it cannot be read."""
+    try:
+        return read_attributes(0).slice_ns, ""
+    except OSError as e:
+        return 0, failed("sched_getattr", e)
 
 
 def _engines() -> dict[str, str]:

@@ -197,6 +197,18 @@ def test_permission_says_why_and_what_to_do() -> None:
     assert better.severity is WARNING and 0 < better.late_ms < finding.late_ms
 
 
+def test_slices_are_reported_with_the_reason_why_there_are_none() -> None:
+    assert found("slices").sentence == "ordinary threads have 2.8 ms, those of aionn may have 0.1 ms"
+    older = found("slices", permission=NOTHING, slice_ns=0)
+    assert older.severity is NOTE and "no slices" in older.sentence and "Linux 6.12" in older.remedy
+    refused = found(
+        "slices", permission=NOTHING, slice_ns=0, slice_refusal="sched_getattr failed with ENOSYS"
+    )
+    assert refused.severity is NOTE and "failed with ENOSYS" in refused.sentence
+    assert "sched_getattr" in refused.remedy
+    assert found("slices", slice_ns=0).severity is FINE
+
+
 def test_limit_of_a_group_counts_only_without_real_time() -> None:
     texts: dict[str, str | None] = {f"{GROUP}/cpu.max": "150000 100000"}
     assert found("cpu group", texts).late_ms == 0

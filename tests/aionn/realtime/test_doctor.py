@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,8 @@ import pytest
 from aionn.cli.commands.doctor import print_findings
 from aionn.realtime.findings import Finding, Severity
 from aionn.realtime.reading import TEXT_BYTES_MAX, read_text
-from tests.aionn.realtime.children import as_root, finished_child, without_sys_nice
+from aionn.realtime.threads.slices import read_attributes
+from tests.aionn.realtime.children import GET_ATTRIBUTES, as_root, finished_child, without_sys_nice
 
 pytestmark = pytest.mark.forked("any")
 
@@ -39,7 +41,7 @@ def finding(report: dict[str, Any], name: str) -> dict[str, Any]:
 def test_report_says_what_is_known_of_this_machine() -> None:
     code, report = doctor("--deadline", "100000")
     assert code == 0 and report["expected"] and report["measured"] is None
-    assert len(report["findings"]) == 14
+    assert len(report["findings"]) == 15
     assert f"this process may use {len(os.sched_getaffinity(0))}" in finding(report, "processors")["sentence"]
     swap = Path("/proc/swaps").read_text().count("\n") > 1
     assert (finding(report, "swap")["severity"] == "fine") is not swap
@@ -50,7 +52,7 @@ def test_every_check_has_a_line_for_people() -> None:
     lines = ended.stdout.splitlines()
     findings = [line for line in lines if line.startswith(("fine", "note", "warning", "severe"))]
     remedies = [line for line in lines if line.lstrip().startswith("remedy: ")]
-    assert len(findings) == 14 and len(lines) == 14 + len(remedies) + 1
+    assert len(findings) == 15 and len(lines) == 15 + len(remedies) + 1
     assert lines[-1].startswith("verdict: this machine can keep deadlines of 100000 ms")
 
 
@@ -76,6 +78,23 @@ def test_process_without_permission_cannot_expect_short_deadlines() -> None:
     assert finding(report, "permission")["severity"] == "severe"
     assert "permission (80 ms)" in report["verdict"]
     assert report["permission"]["remedy"] == finding(report, "permission")["remedy"]
+
+
+@pytest.mark.skipif(
+    not GET_ATTRIBUTES, reason="the number of sched_getattr is known for x86_64 and aarch64 only"
+)
+@as_root
+def test_refused_slices_are_found() -> None:
+    first = f"refuse({GET_ATTRIBUTES}, {errno.EPERM})\n"
+    _, report = doctor("--deadline", "100000", first=first, before=without_sys_nice())
+    found = finding(report, "slices")
+    assert found["severity"] == "note" and found["sentence"].endswith("sched_getattr failed with EPERM")
+
+
+@as_root
+def test_slices_are_those_of_this_kernel() -> None:
+    _, report = doctor("--deadline", "100000", before=without_sys_nice())
+    assert (finding(report, "slices")["severity"] == "fine") == (read_attributes(0).slice_ns > 0)
 
 
 @as_root

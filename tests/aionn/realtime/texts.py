@@ -52,6 +52,7 @@ GOOD = Machine(
     groups=(GROUP, "/sys/fs/cgroup/system.slice", "/sys/fs/cgroup"),
     host=Host(),
     engines={},
+    slice_ns=2_800_000,
 )
 
 
