@@ -189,6 +189,7 @@ async def run_round_trips(realtime: str, seconds: float, result: Result) -> None
 CONTENDERS: dict[str, Callable[[float, Result], Awaitable[None]]] = {
     "aionn": lambda seconds, result: run_aionn("off", seconds, result),
     "aionn real time": lambda seconds, result: run_aionn("if_permitted", seconds, result),
+    "aionn, no privilege": lambda seconds, result: run_aionn("if_permitted", seconds, result),
     "aionn, LOW flood": lambda seconds, result: run_aionn("off", seconds, result, "litert-cpu"),
     "aionn real time, LOW flood": lambda seconds, result: run_aionn(
         "if_permitted", seconds, result, "litert-cpu"
