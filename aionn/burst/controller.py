@@ -30,6 +30,7 @@ from aionn.burst.packets import (
     PACKET_BYTES_MAX,
     encode_limits,
     encode_request,
+    encode_reserved_limits,
     fits_packets,
 )
 from aionn.burst.polling import Polling
@@ -58,6 +59,7 @@ from aionn.hal import (
     check_duration_ns,
     passed_before_start,
 )
+from aionn.hal.callers import ReservedFrame, frame_of_launch
 from aionn.platform.loops import begin, finish
 from aionn.validation import check_field_types, check_memory_identifiers
 from fences import SyncFence
@@ -104,8 +106,10 @@ class _BurstLaunch(LaunchBase):
         request: Kept until it is done.
         temporary: The slots that are for this execution alone; empty when they are free again.
         received: Its outcome, once that was read; it is not done before its temporary slots are free.
+        frame: The frame of a reservation that it is; None for best effort.
     """
 
+    frame: ReservedFrame | None = None
     received: ExecutionResult | Error | None = None
     temporary: tuple[int, ...] | list[int] = ()
 
@@ -247,8 +251,9 @@ class BurstController(BurstByLaunch, BurstDefaults):
         loop_timeout_ns: int | None = None,
     ) -> Launch:
         """See ``aionn.hal.Burst``."""
-        is_limited = deadline_ns is not None or loop_timeout_ns is not None
-        limits = _limits(deadline_ns, loop_timeout_ns) if is_limited else b""
+        frame = frame_of_launch.get()
+        is_limited = deadline_ns is not None or loop_timeout_ns is not None or frame is not None
+        limits = _limits(deadline_ns, loop_timeout_ns, frame) if is_limited else b""
         if self._state is not _IDLE or (self._launch is not None and self._is_busy()):
             self._refuse()
         kept = self._packets.get((id(request), measure, bool(limits), tuple(memory_identifiers)))
@@ -264,6 +269,8 @@ class BurstController(BurstByLaunch, BurstDefaults):
                 )
                 return by_model
             launch = encoded
+        if frame is not None:
+            launch.frame = frame
         if self._sent is None:
             self._send(launch)
         else:
@@ -388,9 +395,8 @@ class BurstController(BurstByLaunch, BurstDefaults):
                         if payload is None:
                             payload = await fmq.aio.read_message(self._results)
                         # Results without timings repeat to the byte; a decoded one is immutable.
-                        outcome = (
-                            self._last_result if payload == self._last_payload else self._outcome_of(payload)
-                        )
+                        is_same = payload == self._last_payload
+                        outcome = self._last_result if is_same else self._outcome_of(payload, launch)
                     except fmq.InterruptedQueue:
                         outcome = DeadObject(f"burst: {self._why_dead}")
                     except fmq.Error as e:
@@ -469,9 +475,13 @@ class BurstController(BurstByLaunch, BurstDefaults):
         except Exception as e:  # A launch that was not sent and has no end would be waited for without end.
             waiting.finish(general_failure_of(e, "burst").with_traceback(None))
 
-    def _outcome_of(self, payload: bytes) -> ExecutionResult | Error:
-        outcome = outcome_of_packet(payload)
-        if isinstance(outcome, ExecutionResult):
+    def _outcome_of(self, payload: bytes, launch: _BurstLaunch) -> ExecutionResult | Error:
+        outcome, report = outcome_of_packet(payload)
+        if report is not None and launch.frame is not None:
+            launch.frame.reported(report)
+        if (
+            isinstance(outcome, ExecutionResult) and report is None
+        ):  # The same bytes again are another report.
             self._last_result, self._last_payload = outcome, payload
         return outcome
 
@@ -490,7 +500,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
         sent, self._sent = self._sent, None
         self._launch = None  # A launch refers to this end.
         if sent is not None:
-            self._end_launch(sent, sent.received or self._last_outcome() or DeadObject(why))
+            self._end_launch(sent, sent.received or self._last_outcome(sent) or DeadObject(why))
         self._end_waiting(why)
 
     def _end_waiting(self, why: str) -> None:
@@ -504,13 +514,13 @@ class BurstController(BurstByLaunch, BurstDefaults):
         launch.request = launch.received = None
         launch.finish(outcome)
 
-    def _last_outcome(self) -> ExecutionResult | Error | None:
+    def _last_outcome(self, launch: _BurstLaunch) -> ExecutionResult | Error | None:
         """The outcome that the driver has written, although the news of its end came first."""
         try:
             payload = self._results.read_message()
         except fmq.Error:
             return None
-        return None if payload is None else self._outcome_of(payload)
+        return None if payload is None else self._outcome_of(payload, launch)
 
     async def release_memory_resource(self, memory_identifier: int) -> None:
         """See ``aionn.hal.Burst``."""
@@ -565,10 +575,14 @@ class BurstController(BurstByLaunch, BurstDefaults):
         self._ended.set()
 
 
-def _limits(deadline_ns: int | None, loop_timeout_ns: int | None) -> bytes:
+def _limits(
+    deadline_ns: int | None, loop_timeout_ns: int | None, frame: ReservedFrame | None = None
+) -> bytes:
     """The limits of a packet. Raises where one is not valid, or the deadline has passed."""
     check_deadline_ns(deadline_ns, where="burst")
     check_duration_ns(loop_timeout_ns, where="burst, loop time-out")
     if deadline_ns is not None and (now_ns := time.monotonic_ns()) >= deadline_ns:
         raise passed_before_start("burst", now_ns - deadline_ns)
+    if frame is not None:
+        return encode_reserved_limits(deadline_ns, loop_timeout_ns, frame.reservation)
     return encode_limits(deadline_ns, loop_timeout_ns)

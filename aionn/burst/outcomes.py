@@ -12,23 +12,25 @@ from aionn.errors import (
     with_driver_traceback,
 )
 from aionn.hal import ExecutionResult
+from aionn.hal.callers import FrameReport
 
 __all__ = ["outcome_of_packet"]
 
 
-def outcome_of_packet(payload: bytes) -> ExecutionResult | Error:
-    """Decodes a result packet. Raises nothing: a packet that cannot be decoded is a ``GeneralFailure``."""
+def outcome_of_packet(payload: bytes) -> tuple[ExecutionResult | Error, FrameReport | None]:
+    """Decodes a result packet, and the report about a frame of a reservation, if it has one. Raises nothing: a packet that cannot
+    be decoded is a ``GeneralFailure``."""
     try:
         result = decode_result(payload)
     except MalformedPacket as e:
-        return GeneralFailure(f"burst: the result cannot be read: {e}")
+        return GeneralFailure(f"burst: the result cannot be read: {e}"), None
     except Exception as e:  # The packet is taken from the queue: there will be no other.
-        return general_failure_of(e, "burst: the result cannot be read")
+        return general_failure_of(e, "burst: the result cannot be read"), None
     if result.status == ErrorStatus.NONE:
-        return ExecutionResult(True, result.output_shapes, result.timing)
+        return ExecutionResult(True, result.output_shapes, result.timing), result.report
     if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
-        return ExecutionResult(False, result.output_shapes)
-    return _error_of(result)
+        return ExecutionResult(False, result.output_shapes), result.report
+    return _error_of(result), result.report
 
 
 def _error_of(result: BurstResult) -> Error:

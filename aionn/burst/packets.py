@@ -11,7 +11,8 @@ Invariants:
 Source: ``FmqRequestDatum``, ``FmqResultDatum`` of the NN HAL 1.2 and the order of the datums in its burst protocol. One
 packet is one MessagePack array of datums, published by one commit; the spec's unions, with their padding to clear, do not
 arise. The spec's packets have no limits of time, the bursts of its later AIDL form do: a request with limits has one datum more,
-``ExecutionLimits``, of fixed length, so that a stream's packets differ in their last bytes alone.
+``ExecutionLimits``, of fixed length, so that a stream's packets differ in their last bytes alone. A frame of a reservation has
+``ReservedLimits`` in its place, which are five bytes longer.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ from aionn.hal import (
     RequestArgument,
     Timing,
 )
+from aionn.hal.callers import FrameReport
 
 __all__ = [
     "LIMITS_BYTES",
     "PACKET_BYTES_MAX",
+    "RESERVATION_MAX",
     "TEXT_CHARACTERS_MAX",
     "BurstRequest",
     "BurstResult",
@@ -52,10 +55,12 @@ __all__ = [
     "deserialize_result",
     "encode_limits",
     "encode_request",
+    "encode_reserved_limits",
     "encode_result",
     "failed_result",
     "fits_packets",
     "limits_at",
+    "plain_limits",
     "serialize_request",
     "serialize_result",
     "split_limits",
@@ -139,14 +144,30 @@ class ExecutionLimits(msgspec.Struct, frozen=True, array_like=True, tag=7):
     loop_timeout_ns: int
 
 
+class ReservedLimits(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """Last datum of a request for a frame of a reservation: as ``ExecutionLimits``, with the number of the reservation."""
+
+    deadline_ns: int
+    loop_timeout_ns: int
+    reservation: int
+
+
 NO_LIMIT = 2**64 - 1
 """The spec's word for no deadline."""
+
+RESERVATION_MAX = 2**32 - 1
+"""Largest number of a reservation in a packet: more than a connection can ask for in a lifetime of the machine."""
 
 _LIMITS = struct.Struct(">2sBQBQ")
 """``ExecutionLimits`` in MessagePack, with both numbers at their longest."""
 
 _LIMITS_START = b"\x93\x07"
+_RESERVED = struct.Struct(">2sBQBQBI")
+"""The same of ``ReservedLimits``."""
+
+_RESERVED_START = b"\x94\x08"
 _UINT64 = 0xCF
+_UINT32 = 0xCE
 
 LIMITS_BYTES = _LIMITS.size
 """Length of the limits at the end of a packet."""
@@ -160,6 +181,7 @@ FmqRequestDatum = (
     | PoolIdentifier
     | MeasureTiming
     | ExecutionLimits
+    | ReservedLimits
 )
 
 
@@ -205,6 +227,7 @@ FmqResultDatum = (
     | ResultOperandDimensionValue
     | ExecutionTiming
     | FailureTexts
+    | FrameReport
 )
 
 
@@ -219,6 +242,7 @@ class BurstRequest(NamedTuple):
         has_limits: Whether it came with limits.
         deadline_ns: Absolute; None means no deadline.
         loop_timeout_ns: For every WHILE; None for the default.
+        reservation: The number of the reservation that it is a frame of; None for best effort.
     """
 
     inputs: tuple[RequestArgument, ...]
@@ -228,15 +252,18 @@ class BurstRequest(NamedTuple):
     has_limits: bool = False
     deadline_ns: int | None = None
     loop_timeout_ns: int | None = None
+    reservation: int | None = None
 
 
 class BurstResult(NamedTuple):
-    """The content of a result packet; shapes and timing are empty unless ``status`` allows them, and so are ``texts``."""
+    """The content of a result packet; shapes and timing are empty unless ``status`` allows them, and so are ``texts``. A frame of a
+    reservation that broke a promise has a ``report``."""
 
     status: ErrorStatus
     output_shapes: tuple[OutputShape, ...]
     timing: Timing
     texts: FailureTexts | None = None
+    report: FrameReport | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -287,10 +314,18 @@ def deserialize_request(datums: Sequence[FmqRequestDatum]) -> BurstRequest:
     measure = reader.next(MeasureTiming).measure
     if reader.is_at_end:
         return BurstRequest(inputs, outputs, slots, measure)
-    limits = reader.next(ExecutionLimits)
+    reservation: int | None = None
+    limits: ExecutionLimits | ReservedLimits
+    if reader.is_at(ReservedLimits):
+        limits = reader.next(ReservedLimits)
+        reservation = limits.reservation
+        if not 0 <= reservation <= RESERVATION_MAX:
+            raise MalformedPacket(f"burst request: expected a reservation of 32 bits, got {reservation}")
+    else:
+        limits = reader.next(ExecutionLimits)
     reader.end()
     times = _limit(limits.deadline_ns), _limit(limits.loop_timeout_ns)
-    return BurstRequest(inputs, outputs, slots, measure, True, *times)
+    return BurstRequest(inputs, outputs, slots, measure, True, *times, reservation)
 
 
 def _limit(value_ns: int) -> int | None:
@@ -308,8 +343,7 @@ def serialize_result(result: BurstResult) -> list[FmqResultDatum]:
         datums.append(ResultOperandInformation(shape.is_sufficient, len(shape.dimensions)))
         datums.extend(ResultOperandDimensionValue(extent) for extent in shape.dimensions)
     datums.append(ExecutionTiming(result.timing))
-    if result.texts is not None:
-        datums.append(result.texts)
+    datums.extend(datum for datum in (result.texts, result.report) if datum is not None)
     information = ResultPacketInformation(len(datums) + 1, int(result.status), len(result.output_shapes))
     return [information, *datums]
 
@@ -335,9 +369,11 @@ def deserialize_result(datums: Sequence[FmqResultDatum]) -> BurstResult:
         dimensions = reader.dimensions(ResultOperandDimensionValue, operand.dimension_count)
         shapes.append(OutputShape(dimensions, operand.is_sufficient))
     timing = reader.next(ExecutionTiming).timing
-    texts = None
-    if not reader.is_at_end and status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
+    texts = report = None
+    if reader.is_at(FailureTexts) and status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
         texts = reader.next(FailureTexts)
+    if reader.is_at(FrameReport):
+        report = reader.next(FrameReport)
     reader.end()
     if status != ErrorStatus.NONE and timing != NO_TIMING:
         raise MalformedPacket(f"burst result: expected no timing with status {status.name}, got {timing}")
@@ -347,14 +383,14 @@ def deserialize_result(datums: Sequence[FmqResultDatum]) -> BurstResult:
         )
     if (status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE) != any(not s.is_sufficient for s in shapes):
         raise MalformedPacket(f"burst result: status {status.name} contradicts the output shapes")
-    return BurstResult(status, tuple(shapes), timing, texts)
+    return BurstResult(status, tuple(shapes), timing, texts, report)
 
 
 def fits_packets(request: Request) -> bool:
     """Whether the datums of a request with limits, and those of its result, are no more than a packet may have."""
     arguments = (*request.inputs, *request.outputs)
     datums = 3 + len(arguments) + sum(len(argument.dimensions) for argument in arguments) + len(request.pools)
-    result_datums = 2 + sum(1 + (len(output.dimensions) or OUTPUT_RANK) for output in request.outputs)
+    result_datums = 3 + sum(1 + (len(output.dimensions) or OUTPUT_RANK) for output in request.outputs)
     return max(datums, result_datums) <= DATUMS_MAX
 
 
@@ -382,8 +418,21 @@ def encode_limits(deadline_ns: int | None, loop_timeout_ns: int | None) -> bytes
     )
 
 
-def split_limits(payload: bytes) -> tuple[bytes, int | None, int | None] | None:
-    """A packet's bytes before the limits, deadline, loop time-out; None if it does not end like limits.
+def encode_reserved_limits(deadline_ns: int | None, loop_timeout_ns: int | None, reservation: int) -> bytes:
+    """The end of the packet of a frame of a reservation. The bytes before it are those of a packet with limits."""
+    return _RESERVED.pack(
+        _RESERVED_START,
+        _UINT64,
+        NO_LIMIT if deadline_ns is None else deadline_ns,
+        _UINT64,
+        NO_LIMIT if loop_timeout_ns is None else loop_timeout_ns,
+        _UINT32,
+        reservation,
+    )
+
+
+def split_limits(payload: bytes) -> tuple[bytes, int | None, int | None, int | None] | None:
+    """A packet's bytes before the limits, deadline, loop time-out, reservation; None if it does not end like limits.
 
     Any bytes may end like that: the caller must know that the bytes before are those of a packet with limits.
 
@@ -395,9 +444,21 @@ def split_limits(payload: bytes) -> tuple[bytes, int | None, int | None] | None:
     start, first, deadline_ns, second, loop_timeout_ns = _LIMITS.unpack_from(
         payload, len(payload) - LIMITS_BYTES
     )
-    if start != _LIMITS_START or first != _UINT64 or second != _UINT64:
+    if start == _LIMITS_START and first == _UINT64 and second == _UINT64:
+        return payload[:-LIMITS_BYTES], _limit(deadline_ns), _limit(loop_timeout_ns), None
+    if len(payload) < _RESERVED.size:
         return None
-    return payload[:-LIMITS_BYTES], _limit(deadline_ns), _limit(loop_timeout_ns)
+    start, first, deadline_ns, second, loop_timeout_ns, third, reservation = _RESERVED.unpack_from(
+        payload, len(payload) - _RESERVED.size
+    )
+    if start != _RESERVED_START or first != _UINT64 or second != _UINT64 or third != _UINT32:
+        return None
+    return payload[: -_RESERVED.size], _limit(deadline_ns), _limit(loop_timeout_ns), reservation
+
+
+def plain_limits(head: bytes) -> bytes:
+    """The packet with limits, of no reservation and without a deadline, that begins with these bytes."""
+    return head + encode_limits(None, None)
 
 
 def limits_at(payload: bytes) -> tuple[int, int]:
@@ -474,6 +535,10 @@ class _Reader(Generic[_D]):
             )
         self._position += 1
         return datum
+
+    def is_at(self, kind: type) -> bool:
+        """Whether the next datum is of a kind."""
+        return self._position < len(self._datums) and isinstance(self._datums[self._position], kind)
 
     @property
     def is_at_end(self) -> bool:

@@ -13,6 +13,7 @@ Invariants:
    The thread closes both queues and then calls ``on_stopped``.
 5. A bound request is kept for the bytes of its packet, until one of its memories is released: a stream sends the
    same packets for the same frame slots again and again. A native call is kept for them as long, or until ``drain``.
+6. A packet of a frame of a reservation is never answered natively: the device's queue orders it by its reservation.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import fmq
@@ -32,15 +34,17 @@ from aionn.burst.packets import (
     encode_result,
     failed_result,
     limits_at,
+    plain_limits,
     result_of,
     split_limits,
 )
 from aionn.burst.session import SlotCache
 from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument, status_of
 from aionn.hal import NO_TIMING, ExecutionResult, GiveNativeCall, Memory, NativeCall, Request
+from aionn.hal.callers import FrameReport
 from aionn.observability.tracing import is_tracing, record
 
-__all__ = ["Answer", "BurstServer", "Execute", "PacketTurns"]
+__all__ = ["Answer", "BurstServer", "Execute", "PacketTurns", "Reserving"]
 
 _logger = logging.getLogger("aionn.burst")
 
@@ -59,6 +63,11 @@ Answer = Callable[[ExecutionResult], None]
 Execute = Callable[[Any, bool, int | None, int | None, Answer], ExecutionResult]
 """Executes what ``bind`` gave: whether to measure, the deadline, the loop time-out, and how to answer before it returns. On the
 burst's thread; may block."""
+
+
+Reserving = Callable[[int], AbstractContextManager[Callable[[], FrameReport | None]]]
+"""Makes the execution within a context a frame of the reservation with this number; it gives the report for the client, to be
+called after the execution. Raises ``InvalidArgument``: the client never had that reservation."""
 
 
 class PacketTurns(Protocol):
@@ -80,6 +89,10 @@ class PacketTurns(Protocol):
         """An execution whose packet had to be decoded has succeeded."""
 
 
+def _later(result: ExecutionResult) -> None:
+    """Is answered later."""
+
+
 class _Known(NamedTuple):
     """The bound request of a packet's bytes, or of those before its limits."""
 
@@ -99,6 +112,7 @@ class BurstServer:
         bind: Checks a request and makes it ready for ``execute``, which is given what this gives, any number of times; None where
             ``execute`` takes requests as they are.
         native: See ``PreparedModel``.
+        reserving: See there; None where the device keeps no reservations.
         on_started: Called on the burst's thread before it listens; None calls nothing. It must not raise.
         turns: Of the client's packets, beside which others are served; None for a client that is served alone. No turn is held
             while the client is asked or a request executes.
@@ -117,6 +131,7 @@ class BurstServer:
         get_memories: Callable[[Sequence[int]], Sequence[Memory]],
         bind: Callable[[Request], Any] | None = None,
         native: GiveNativeCall | None = None,
+        reserving: Reserving | None = None,
         on_started: Callable[[], object] | None = None,
         turns: PacketTurns | None = None,
         on_end: Callable[[str], None] | None = None,
@@ -129,6 +144,8 @@ class BurstServer:
         self._get_memories = get_memories
         self._bind = bind
         self._native = native
+        self._reserving = reserving
+        self._report: Callable[[], FrameReport | None] | None = None
         self._answers = None if native is None else fmq.Answers(reports=is_tracing())
         self._learnt: tuple[bytes, int] | None = None
         self._on_started = on_started
@@ -370,14 +387,22 @@ class BurstServer:
 
     def _serve(self, payload: bytes, known: _Known | None) -> None:
         self._has_answered = False
-        deadline_ns = loop_timeout_ns = None
+        deadline_ns = loop_timeout_ns = reservation = None
         try:
             if known is None or known.has_limits:
-                known, deadline_ns, loop_timeout_ns = self._known(payload)
+                known, deadline_ns, loop_timeout_ns, reservation = self._known(payload)
                 self._deadline_ns = deadline_ns
-            result = self._execute(known.bound, known.measure, deadline_ns, loop_timeout_ns, self._answer)
-            if not self._has_answered:
-                self._answer(result)
+            if reservation is None:
+                result = self._execute(known.bound, known.measure, deadline_ns, loop_timeout_ns, self._answer)
+                if not self._has_answered:
+                    self._answer(result)
+            else:
+                result = self._execute_reserved(known, deadline_ns, loop_timeout_ns, reservation)
+                report = self._reported()
+                if report is None:
+                    self._answer(result)
+                else:
+                    self._send(encode_result(result_of(result)._replace(report=report)))
         except fmq.Error:
             raise
         except MalformedPacket as e:
@@ -398,7 +423,22 @@ class BurstServer:
         self._has_decoded = False
         self._learnt = None
         if not self._has_answered:
-            self._send(encode_result(failed))
+            self._send(encode_result(failed._replace(report=self._reported())))
+
+    def _execute_reserved(
+        self, known: _Known, deadline_ns: int | None, loop_timeout_ns: int | None, reservation: int
+    ) -> ExecutionResult:
+        """Executes a frame of a reservation. It is answered when its slot has been given back: then its report is complete."""
+        if self._reserving is None:
+            raise InvalidArgument(
+                f"burst: this device keeps no reservations, got a frame of reservation {reservation}"
+            )
+        with self._reserving(reservation) as self._report:
+            return self._execute(known.bound, known.measure, deadline_ns, loop_timeout_ns, _later)
+
+    def _reported(self) -> FrameReport | None:
+        report, self._report = self._report, None
+        return None if report is None else report()
 
     def _first_succeeded(self, known: _Known, result: ExecutionResult) -> None:
         """The first execution of a request that has just been learnt."""
@@ -414,29 +454,30 @@ class BurstServer:
         except Exception:  # The request has its answer, and the next one is executed as this one was.
             _logger.exception("%s: a native call could not be made", self._name)
 
-    def _known(self, payload: bytes) -> tuple[_Known, int | None, int | None]:
+    def _known(self, payload: bytes) -> tuple[_Known, int | None, int | None, int | None]:
         """The request of a packet that is not remembered without limits: remembered by its beginning, or learnt now."""
         split = split_limits(payload)
         if split is not None:
-            head, deadline_ns, loop_timeout_ns = split
+            head, deadline_ns, loop_timeout_ns, reservation = split
             with self._lock:
                 known = self._remembered.get(head)
             if known is not None and known.has_limits:
-                return known, deadline_ns, loop_timeout_ns
+                return known, deadline_ns, loop_timeout_ns, reservation
         return self._learn(payload)
 
-    def _learn(self, payload: bytes) -> tuple[_Known, int | None, int | None]:
+    def _learn(self, payload: bytes) -> tuple[_Known, int | None, int | None, int | None]:
         self._has_decoded = True
         with self._turn():
             asked = decode_request(payload)
+            limits = asked.deadline_ns, asked.loop_timeout_ns, asked.reservation
             with self._lock:
                 missing = self._cache.missing(asked.slots)
                 self._deadline_ns = asked.deadline_ns  # The client may never answer.
             if not missing:
-                return self._bound(payload, asked, (), ()), asked.deadline_ns, asked.loop_timeout_ns
+                return self._bound(payload, asked, (), ()), *limits
         memories = self._get_memories(missing)
         with self._turn():
-            return self._bound(payload, asked, missing, memories), asked.deadline_ns, asked.loop_timeout_ns
+            return self._bound(payload, asked, missing, memories), *limits
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -474,6 +515,8 @@ class BurstServer:
         # Limits in a shorter form of their numbers are legal, and not worth remembering.
         key = payload if not asked.has_limits else split[0] if split is not None else None
         if key is not None:
+            if asked.reservation is not None:
+                payload = plain_limits(key)  # Best effort with the same arguments may be answered natively.
             self._remember(payload, key, known, generation, len(asked.inputs) + len(asked.outputs))
         return known
 

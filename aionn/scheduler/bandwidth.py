@@ -88,6 +88,9 @@ class Frame:
         blocked_ns: Time by which executions before it have kept its slot for longer than was counted with.
         missing_ns: The time that it lacked when it was rejected while it waited, if those before it take what is counted with; 0
             for one that was not rejected.
+        held_ns: The time for which it has had its slot.
+        is_by_other: Whether the last execution that kept its slot for too long is another client's; known in the queue of a driver
+            alone.
     """
 
     __slots__ = (
@@ -95,6 +98,8 @@ class Frame:
         "blocked_ns",
         "has_budget",
         "has_waited",
+        "held_ns",
+        "is_by_other",
         "is_rejected",
         "is_reserved",
         "label",
@@ -111,8 +116,8 @@ class Frame:
         self.server = server
         self.label: Label | None = None
         self.arrived_ns = arrived_ns
-        self.has_waited = False
-        self.blocked_ns = self.missing_ns = 0
+        self.has_waited = self.is_by_other = False
+        self.blocked_ns = self.missing_ns = self.held_ns = 0
         self.is_reserved = self.has_budget = urgent_ns is not None
         self.is_rejected = not (self.is_reserved or server.may_run_lower or server.is_withdrawn)
         self.urgent_ns = 0 if urgent_ns is None else urgent_ns
@@ -149,6 +154,7 @@ class Frame:
             return
         began_ns, self.since_ns = self.since_ns, None
         self.left_ns -= now_ns - began_ns
+        self.held_ns += now_ns - began_ns
         if not self.has_budget:
             return
         if self.left_ns < 0:

@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from aionn.scheduler.bandwidth import Frame
 from aionn.scheduler.job import DeviceSlot, Job
@@ -25,13 +25,18 @@ class Blocking:
 
     Args:
         slots: Those of one device.
+
+    Attributes:
+        owners: By slot, the owner of the execution that exceeded last.
     """
 
     def __init__(self, slots: Sequence[DeviceSlot]) -> None:
         self._slots = slots
         self._excess_ns = [0] * len(slots)
-        # By slot, the number of the best-effort job that frames wait for, or waited for last; and the end that admission allows it.
-        self._holder: list[tuple[int, int] | None] = [None] * len(slots)
+        self.owners: list[Hashable] = [None] * len(slots)
+        # By slot, the number of the best-effort job that frames wait for, or waited for last; the end that admission allows it; and
+        # its owner.
+        self._holder: list[tuple[int, int, Hashable] | None] = [None] * len(slots)
         self._is_counted = [True] * len(slots)
 
     def waits(self, frame: Frame, room_ns: int) -> None:
@@ -50,7 +55,7 @@ class Blocking:
         elif _is_best_effort(running) and (before is None or before[0] != running.number):
             # It began while no frame waited, and its start follows from the end that was expected then.
             began_ns = slot.ends_ns - running.durations_ns[slot.device]
-            self._holder[slot.index] = running.number, began_ns + room_ns
+            self._holder[slot.index] = running.number, began_ns + room_ns, running.owner
             self._is_counted[slot.index] = False
             self._excess_ns[slot.index] = 0
 
@@ -67,6 +72,8 @@ class Blocking:
             until_ns = running.frame.exhausted_ns()
         elif running is not None and held is not None and held[0] == running.number:
             until_ns = held[1]
+        elif running is None and held is not None and not self._is_counted[slot.index]:
+            until_ns = min(held[1], now_ns)  # It has just left the slot.
         return now_ns if until_ns is None else until_ns
 
     def starts(self, frame: Frame, slot: DeviceSlot, now_ns: int) -> None:
@@ -75,7 +82,7 @@ class Blocking:
         if not frame.has_waited:
             self._excess_ns[slot.index] = 0
         elif held is not None and not self._is_counted[slot.index]:
-            self._excess_ns[slot.index] += max(0, now_ns - held[1])
+            self._exceeded(slot, now_ns - held[1], held[2])
         self._is_counted[slot.index] = True
         self._holder[slot.index] = None
         frame.blocked_ns = self._excess_ns[slot.index]
@@ -94,14 +101,28 @@ class Blocking:
         """
         slot = self._slots[frame.server.slot]
         until_ns = self._until_ns(slot, now_ns)
+        held = self._holder[slot.index]
+        if now_ns > until_ns:
+            self.owners[slot.index] = (
+                held[2] if slot.job is None and held is not None else _owner_of(slot.job)
+            )
         frame.blocked_ns = self._excess_ns[slot.index] + max(0, now_ns - until_ns)
         starts_ns = max(now_ns, until_ns) + ahead_ns
         frame.missing_ns = starts_ns + min(shortest_ns, frame.left_ns) - deadline_ns
 
-    def ended(self, frame: Frame, slot: DeviceSlot) -> None:
-        """A frame leaves its slot for good: those that wait are late by what it took beyond its budget, too."""
+    def ended(self, frame: Frame, slot: DeviceSlot, owner: Hashable = None) -> None:
+        """A frame, of this owner, leaves its slot for good: those that wait are late by what it took beyond its budget, too."""
         if frame.has_budget:
-            self._excess_ns[slot.index] += max(0, -frame.left_ns)
+            self._exceeded(slot, -frame.left_ns, owner)
+
+    def _exceeded(self, slot: DeviceSlot, excess_ns: int, owner: Hashable) -> None:
+        if excess_ns > 0:
+            self._excess_ns[slot.index] += excess_ns
+            self.owners[slot.index] = owner
+
+
+def _owner_of(job: Job | None) -> Hashable:
+    return None if job is None else job.owner
 
 
 def _is_best_effort(job: Job) -> bool:

@@ -12,7 +12,7 @@ Invariants:
    are rejected because reserved frames cannot wait for them.
 6. If a slot is kept from LOW jobs, they hold at most all slots but one for some time after each job above LOW.
 7. While time is reserved, no job is sent to the device beside another: a device knows no reserved frames, and would run them by
-   its own order.
+   its own order. Where it knows them (``passes_frames``), it gets reserved frames immediately; they hold no slot here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Literal
 
 import anyio
 
-from aionn.errors import InvalidArgument, MissedDeadline, ResourceExhausted
-from aionn.hal import Priority, check_deadline_ns, duration_text, passed_before_start
+from aionn.errors import InvalidArgument
+from aionn.hal import Priority, check_deadline_ns
 from aionn.observability.tracing import is_tracing, section
 from aionn.scheduler.bandwidth import Arrivals
 from aionn.scheduler.blocking import Blocking
@@ -40,6 +40,8 @@ from aionn.scheduler.job import (
     Preempt,
     Reason,
     Start,
+    described,
+    error_of,
 )
 from aionn.scheduler.planned_queue import WAITING_MAX, PlannedQueue
 from aionn.scheduler.planning_policy import PlanPolicy, start_immediately
@@ -117,6 +119,9 @@ class Dispatcher:
         waiting_max: Most that may wait.
         on_full: ``refuse`` or ``displace``: what happens to a new one, or to the last in the order, when too many wait.
         trace: Called with the time and every action.
+
+    Attributes:
+        passes_frames: Whether the process of the device orders the reserved frames of all of its clients itself.
     """
 
     def __init__(
@@ -141,6 +146,8 @@ class Dispatcher:
         self._numbers = itertools.count()
         self._jobs: dict[int, TaskJob] = {}
         self._preempted: dict[int, Job] = {}
+        self.passes_frames = False
+        self._passed: dict[int, Job] = {}
         self._taken: set[int] = set()
         self._rejections: dict[Hashable, int] = {}
         self._keeps_slot = keeps_slot and slot_count > 1 and not can_preempt
@@ -203,6 +210,11 @@ class Dispatcher:
         job.has_preempted = job.is_launched = job.was_preempted = False
         if server is not None:
             job.reserve(server.arrive(now_ns, deadline_ns))
+            if self.passes_frames and job.rank == RESERVED:
+                job.state, job.started_ns = JobState.RUNNING, now_ns
+                job.is_launched = job.has_run = True
+                self._passed[job.number] = job
+                return job
         start = self._start_immediately(now_ns, self._queue, self._slots, job)
         if start is not None:
             self._jobs[job.number] = job
@@ -212,12 +224,12 @@ class Dispatcher:
             return job
         if job.frame is None:
             if expected_ns > self._room_ns and self._probe(model, expected_ns) > 1:
-                raise _error(job, Reason.TOO_LONG, now_ns, has_waited=False)
+                raise error_of(job, Reason.TOO_LONG, now_ns, has_waited=False)
         elif job.rank == RESERVED:
             self._blocking.waits(job.frame, self._room_ns)
         reason = self._queue.add(job, now_ns)
         if reason is not None:
-            raise _error(job, reason, now_ns, has_waited=False)
+            raise error_of(job, reason, now_ns, has_waited=False)
         self._jobs[job.number] = job
         self._decide(now_ns)
         job.is_launched = job.state is JobState.RUNNING
@@ -293,7 +305,7 @@ class Dispatcher:
                 self.leave(job)
                 raise
         if job.reason is not None:
-            raise _error(job, job.reason, self._now(), has_waited=True)
+            raise error_of(job, job.reason, self._now(), has_waited=True)
         job.is_launched = True
 
     async def _wait(self, job: TaskJob) -> None:
@@ -316,7 +328,7 @@ class Dispatcher:
 
     def leave(self, job: TaskJob) -> None:
         """Cancels the request of ``enter``, whether it waits or has its slot. Idempotent."""
-        if self._slot_of(job) is not None or job.number in self._preempted:
+        if self._slot_of(job) is not None or job.number in self._preempted or job.number in self._passed:
             self.release(job, outcome="failed")
         elif job.state is JobState.WAITING:
             self._queue.note(job, self._now(), "cancelled by its caller")
@@ -345,6 +357,8 @@ class Dispatcher:
             if job.frame is not None:
                 job.frame.stop(now_ns, can_preempt=slot.has_boundaries)
                 self._blocking.ended(job.frame, slot)
+        elif self._passed.pop(job.number, None) is not None:
+            pass  # It had no slot here.
         elif self._preempted.pop(job.number, None) is None:
             raise InvalidArgument("scheduler: a slot was given back that is not held")
         else:
@@ -447,7 +461,7 @@ class Dispatcher:
         if self._trace is not None:
             self._trace(now_ns, action)
         if is_tracing():
-            with section("LR_PE", f"scheduler: {_described(action)}"):
+            with section("LR_PE", f"scheduler: {described(action)}"):
                 pass  # A moment, and no stretch.
 
     def _apply(self, action: Action, now_ns: int) -> None:
@@ -535,8 +549,9 @@ class Dispatcher:
 
     @property
     def busy_count(self) -> int:
-        """Number of slots that a job holds."""
-        return sum(slot.job is not None for slot in self._slots)
+        """Number of slots that a job holds; of frames that the device orders, one counts for each slot at most."""
+        held = sum(slot.job is not None for slot in self._slots)
+        return min(held + len(self._passed), len(self._slots))
 
     def counts(self) -> dict[str, int]:
         """The outcome of a job that ran.
@@ -554,6 +569,7 @@ class Dispatcher:
             return self._queue.explain(job, now_ns)
         lines = [f"slot {slot.index}: {slot.job or 'free'}" for slot in self._slots]
         lines += [f"preempted at the device: {job}" for job in self._preempted.values()]
+        lines += [f"at the device: {job}" for job in self._passed.values()]
         waiting = [w for w in self._jobs.values() if w.state is JobState.WAITING]
         waiting.sort(key=lambda w: w.key)
         lines += [self._queue.explain(w, now_ns) for w in waiting[:EXPLAINED_MAX]]
@@ -563,36 +579,3 @@ class Dispatcher:
 def _believed(declared_ns: int | None) -> int:
     """The effective value of a duration that a driver declares; the least if it declares none, or a negative one."""
     return 1 if declared_ns is None else min(max(1, declared_ns), DECLARED_NS_MAX)
-
-
-def _described(action: Action) -> str:
-    match action:
-        case Start():
-            return f"start {action.job} on slot {action.slot.index}"
-        case Preempt():
-            return f"preempt {action.slot.job} for {action.by}"
-        case Abort():
-            return f"abort {action.job}: {action.reason.value}"
-
-
-def _error(job: Job, reason: Reason, now_ns: int, *, has_waited: bool) -> MissedDeadline | ResourceExhausted:
-    if reason is Reason.FULL:
-        return ResourceExhausted(f"scheduler: {reason.value}", transient=True)
-    if reason is Reason.TOO_LONG:
-        message = f"scheduler: {reason.value}: {duration_text(job.durations_ns[0])}"
-        has_deadline = job.deadline_ns != NEVER_NS
-        return MissedDeadline(message) if has_deadline else ResourceExhausted(message, transient=True)
-    if reason is Reason.IMPOSSIBLE:
-        needed, left_ns = job.shortest_ns, job.deadline_ns - now_ns
-        message = (
-            f"scheduler: even an idle device needs {duration_text(needed)}, and {duration_text(max(0, left_ns))} are left"
-            f" before the deadline: too late by {duration_text(needed - left_ns)}"
-        )
-        return MissedDeadline(message, transient=False)
-    if reason is Reason.EXPIRED and not has_waited:
-        return passed_before_start("scheduler", now_ns - job.deadline_ns)
-    if reason is Reason.EXPIRED:
-        return MissedDeadline(
-            "scheduler: the deadline passed while the execution waited for the device", transient=True
-        )
-    return MissedDeadline(f"scheduler: {reason.value}", transient=True)

@@ -13,11 +13,12 @@ Source: the lifecycle of an execution in the NN HAL 1.3 (priority, deadline, mis
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import msgspec
 
-from aionn.hal import TIME_MAX_NS, Priority
+from aionn.errors import MissedDeadline, ResourceExhausted
+from aionn.hal import TIME_MAX_NS, Priority, duration_text, passed_before_start
 from aionn.scheduler.bandwidth import Frame
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "Start",
     "Job",
     "JobState",
+    "described",
+    "error_of",
 ]
 
 NEVER_NS = TIME_MAX_NS
@@ -82,6 +85,7 @@ class Job:
         state: Where it is.
         has_run: Whether it was ever started.
         frame: The frame of its stream's reservation; None for a job without a reservation.
+        owner: The client that it belongs to, where there are several; None otherwise.
     """
 
     __slots__ = (
@@ -100,6 +104,8 @@ class Job:
         "state",
         "urgent_ns",
     )
+
+    owner: Hashable = None
 
     def __init__(
         self,
@@ -222,3 +228,40 @@ class Abort(msgspec.Struct, frozen=True, gc=False):
 
 
 Action = Start | Preempt | Abort
+
+
+def described(action: Action) -> str:
+    """An action, in words."""
+    match action:
+        case Start():
+            return f"start {action.job} on slot {action.slot.index}"
+        case Preempt():
+            return f"preempt {action.slot.job} for {action.by}"
+        case Abort():
+            return f"abort {action.job}: {action.reason.value}"
+
+
+def error_of(
+    job: Job, reason: Reason, now_ns: int, *, has_waited: bool
+) -> MissedDeadline | ResourceExhausted:
+    """The error of a job that is rejected, after it has waited or on arrival."""
+    if reason is Reason.FULL:
+        return ResourceExhausted(f"scheduler: {reason.value}", transient=True)
+    if reason is Reason.TOO_LONG:
+        message = f"scheduler: {reason.value}: {duration_text(job.durations_ns[0])}"
+        has_deadline = job.deadline_ns != NEVER_NS
+        return MissedDeadline(message) if has_deadline else ResourceExhausted(message, transient=True)
+    if reason is Reason.IMPOSSIBLE:
+        needed, left_ns = job.shortest_ns, job.deadline_ns - now_ns
+        message = (
+            f"scheduler: even an idle device needs {duration_text(needed)}, and {duration_text(max(0, left_ns))} are left"
+            f" before the deadline: too late by {duration_text(needed - left_ns)}"
+        )
+        return MissedDeadline(message, transient=False)
+    if reason is Reason.EXPIRED and not has_waited:
+        return passed_before_start("scheduler", now_ns - job.deadline_ns)
+    if reason is Reason.EXPIRED:
+        return MissedDeadline(
+            "scheduler: the deadline passed while the execution waited for the device", transient=True
+        )
+    return MissedDeadline(f"scheduler: {reason.value}", transient=True)

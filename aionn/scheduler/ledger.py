@@ -7,7 +7,8 @@ that raises changes nothing. The enforcement, frame by frame, is ``aionn.schedul
 Invariants:
 1. The streams of each slot pass ``SlotTest`` together, with the longest piece of each best-effort model that the slot may run.
 2. A change admits the new reservation before the old one ends; where it is not admitted, the old one is as before.
-3. No client holds more than its quota, and all hold at most ``RESERVATIONS_MAX`` reservations.
+3. No client holds more than its quota, nor do all clients of a user hold more than theirs; and all hold at most
+   ``RESERVATIONS_MAX`` reservations.
 
 Source: partitioned scheduling with first fit (Lopez et al. 2000), which needs no promise about migration.
 """
@@ -19,9 +20,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from aionn.errors import InvalidArgument, NotAdmitted
+from aionn.errors import InvalidArgument, NotAdmitted, WouldFit
 from aionn.scheduler.admission import (
     CAP_PPM,
+    DAY_NS,
     SHARE_PPM,
     Demand,
     Piece,
@@ -70,6 +72,7 @@ class Reservation(msgspec.Struct, frozen=True):
         slot_name: The slot's name.
         verdict: The result of the test when it was admitted: the tightest time and the slack there.
         admitted_ns: When that was.
+        user: The user that the client belongs to.
     """
 
     number: int
@@ -80,6 +83,7 @@ class Reservation(msgspec.Struct, frozen=True):
     slot_name: str
     verdict: Verdict
     admitted_ns: int
+    user: str = ""
 
     @property
     def demand(self) -> Demand:
@@ -108,18 +112,27 @@ class Ledger:
     Args:
         slots: The slots; their indexes are those of the device slots of the policy.
         quota_ppm: The share that one client may hold, in millionths of a slot, summed over all slots; None means no limit.
+        user_quota_ppm: The same for all clients of one user together.
     """
 
-    def __init__(self, slots: Sequence[ReservableSlot], *, quota_ppm: int | None = None) -> None:
+    def __init__(
+        self,
+        slots: Sequence[ReservableSlot],
+        *,
+        quota_ppm: int | None = None,
+        user_quota_ppm: int | None = None,
+    ) -> None:
         for slot in slots:
             if not 0 < slot.cap_ppm <= SHARE_PPM:
                 raise InvalidArgument(
                     f"ledger, {slot.name}: cap_ppm must be from 1 to {SHARE_PPM}, got {slot.cap_ppm}"
                 )
-        if quota_ppm is not None and quota_ppm < 0:
-            raise InvalidArgument(f"ledger: quota_ppm must be at least 0, got {quota_ppm}")
+        for name, quota in (("quota_ppm", quota_ppm), ("user_quota_ppm", user_quota_ppm)):
+            if quota is not None and quota < 0:
+                raise InvalidArgument(f"ledger: {name} must be at least 0, got {quota}")
         self._slots = tuple(slots)
         self._quota_ppm = quota_ppm
+        self._user_quota_ppm = user_quota_ppm
         self._numbers = itertools.count(1)
         self._held: list[dict[int, Reservation]] = [{} for _ in slots]
         self._is_up = [True for _ in slots]
@@ -138,6 +151,7 @@ class Ledger:
         *,
         now_ns: int,
         client: str = "",
+        user: str = "",
         elsewhere: Mapping[int, SlotCost] | None = None,
         chooses_phase: bool = False,
     ) -> Reservation:
@@ -148,12 +162,13 @@ class Ledger:
             costs: The device time of a frame by slot, in the order in which the slots are tried.
             now_ns: The time.
             client: The client that holds it.
+            user: The user that it belongs to.
             elsewhere: The same for slots that are named in the counter-offer alone.
             chooses_phase: Whether the phase of the terms may be replaced: the reservation has the one that was chosen.
 
         Raises:
-            NotAdmitted: It fits on no slot, with the reason and what would fit; the client's quota is reached; or too many
-                reservations exist.
+            NotAdmitted: It fits on no slot, with the reason and what would fit; the quota of the client or of its user is reached;
+                or too many reservations exist.
             InvalidArgument: No slot is named, or one that the ledger does not have.
         """
         self._check_slots((*costs, *(elsewhere or ())))
@@ -161,7 +176,7 @@ class Ledger:
             raise InvalidArgument(f'stream "{terms.name}": expected one slot or more')
         try:
             terms, slot, verdict = self._first_fit(
-                terms, costs, client, elsewhere or {}, chooses_phase=chooses_phase
+                terms, costs, (client, user), elsewhere or {}, chooses_phase=chooses_phase
             )
         except NotAdmitted:
             self._counts["refused"] += 1
@@ -176,6 +191,7 @@ class Ledger:
             self._slots[slot].name,
             verdict,
             now_ns,
+            user,
         )
         self._held[slot][found.number] = found
         self._changed(slot)
@@ -210,7 +226,9 @@ class Ledger:
             verdict = self._test(old.slot).verdict()
             found = self._held[old.slot][number] = msgspec.structs.replace(found, verdict=verdict)
             return found
-        return self.admit(terms, costs, now_ns=now_ns, client=old.client, chooses_phase=chooses_phase)
+        return self.admit(
+            terms, costs, now_ns=now_ns, client=old.client, user=old.user, chooses_phase=chooses_phase
+        )
 
     def move(self, number: int, phase_ns: int) -> Reservation | None:
         """Gives a reservation another phase, if it fits there; None, and nothing has changed, where it does not.
@@ -238,7 +256,7 @@ class Ledger:
         self,
         terms: StreamTerms,
         costs: Mapping[int, SlotCost],
-        client: str,
+        holder: tuple[str, str],
         elsewhere: Mapping[int, SlotCost],
         *,
         chooses_phase: bool,
@@ -246,7 +264,7 @@ class Ledger:
         if sum(map(len, self._held)) >= RESERVATIONS_MAX:
             raise NotAdmitted(f'stream "{terms.name}": {RESERVATIONS_MAX} reservations exist already')
         closest: tuple[int, Verdict] | None = None
-        quota_left_ppm = None if self._quota_ppm is None else self._quota_ppm - self.client_ppm(client)
+        quota_left_ppm, over_quota_text = self._quota_left(*holder)
         is_over_quota = False
         for slot, cost in costs.items():
             if not self._is_up[slot]:
@@ -264,7 +282,12 @@ class Ledger:
             if closest is None or _shortage(verdict) < _shortage(closest[1]):
                 closest = slot, verdict
         if closest is None:
-            raise NotAdmitted(self._no_slot_text(terms, client, is_over_quota=is_over_quota))
+            reason = over_quota_text if is_over_quota else "all slots that could run it are down"
+            reason = f'stream "{terms.name}": {reason}'
+            offers = self._offers_within(terms, costs, quota_left_ppm or 0)
+            if offers.period_ns is None:
+                raise NotAdmitted(reason)
+            raise NotAdmitted(f"{reason}. {offers_text(offers)}.", reason=reason, would_fit=offers)
         slot, verdict = closest
         new = Demand(terms, self._cost_on(slot, costs[slot]))
         offers = counter_offers(self._test(slot), new, verdict, tries_phases=not chooses_phase)
@@ -272,14 +295,30 @@ class Ledger:
         reason = reason_text(terms, self._slots[slot].name, verdict)
         raise NotAdmitted(f"{reason}. {offers_text(offers)}.", reason=reason, would_fit=offers)
 
-    def _no_slot_text(self, terms: StreamTerms, client: str, *, is_over_quota: bool) -> str:
-        if not is_over_quota or self._quota_ppm is None:
-            return f'stream "{terms.name}": all slots that could run it are down'
-        held, quota = self.client_ppm(client) / SHARE_PPM, self._quota_ppm / SHARE_PPM
-        return (
-            f'stream "{terms.name}": client "{client}" holds a share of {held:.3f} of a slot and may hold {quota:.3f}; this stream'
-            " needs more than the rest"
-        )
+    def _offers_within(self, terms: StreamTerms, costs: Mapping[int, SlotCost], left_ppm: int) -> WouldFit:
+        """The period with which a stream fits what is left of a quota, where it fits a slot then."""
+        for slot, cost in costs.items() if left_ppm > 0 else ():
+            period_ns = -(-self._cost_on(slot, cost).duration_ns * SHARE_PPM // left_ppm)
+            if self._is_up[slot] and terms.period_ns < period_ns <= DAY_NS:
+                longer = Demand(
+                    msgspec.structs.replace(terms, period_ns=period_ns), self._cost_on(slot, cost)
+                )
+                if longer.share_ppm <= left_ppm and self._test(slot).verdict(longer).fits:
+                    return WouldFit(period_ns=period_ns)
+        return WouldFit()
+
+    def _quota_left(self, client: str, user: str) -> tuple[int | None, str]:
+        """The share that a client may still get, None for any; and the reason for which it gets no more."""
+        left_ppm, text = None, ""
+        for quota_ppm, holder, held_ppm in (
+            (self._quota_ppm, f'client "{client}" holds', self.client_ppm(client)),
+            (self._user_quota_ppm, f'clients of user "{user}" hold', self.user_ppm(user)),
+        ):
+            if quota_ppm is not None and (left_ppm is None or quota_ppm - held_ppm < left_ppm):
+                left_ppm = quota_ppm - held_ppm
+                held, quota = held_ppm / SHARE_PPM, quota_ppm / SHARE_PPM
+                text = f"{holder} a share of {held:.3f} of a slot and may hold {quota:.3f}; this stream needs more than the rest"
+        return left_ppm, text
 
     def _slots_that_fit(self, terms: StreamTerms, elsewhere: Mapping[int, SlotCost]) -> tuple[str, ...]:
         found = []
@@ -437,6 +476,10 @@ class Ledger:
     def client_ppm(self, client: str) -> int:
         """The share that a client holds over all slots, in millionths of one."""
         return sum(r.demand.share_ppm for held in self._held for r in held.values() if r.client == client)
+
+    def user_ppm(self, user: str) -> int:
+        """The share that the clients of a user hold over all slots, in millionths of one."""
+        return sum(r.demand.share_ppm for held in self._held for r in held.values() if r.user == user)
 
     def counts(self) -> dict[str, int]:
         """Numbers of reservations that were ``admitted``, ``refused``, ``released``, ``withdrawn``, or ended as ``silent``."""

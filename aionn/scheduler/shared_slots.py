@@ -12,7 +12,8 @@ Invariants:
 3. No job overtakes by being on another path: while one waits, the policy decides about every other one.
 4. At most ``waiting_max`` jobs wait, suspended ones among them; of one client, or of the connections of a process, about half of
    what others leave at most.
-5. Frames of reserved streams are all seen by the policy, whatever their client, and run on the slots of their reservations.
+5. Frames of reserved streams are all seen by the policy, whatever their client, and run on the slots of their reservations. A
+   policy without a class for them has them as best effort.
 6. A preemption is withdrawn when the job that preempts gets another slot, or leaves, before the other one is suspended.
 
 Source: round robin among flows of equal rank, as in fair queueing (Nagle 1987); priority and deadline go before it. A flow may have
@@ -25,10 +26,10 @@ import heapq
 import itertools
 from collections.abc import Callable, Hashable
 
-from aionn.errors import ResourceExhausted
+from aionn.errors import MissedDeadline, ResourceExhausted
 from aionn.hal import Priority
 from aionn.hal.callers import Connection
-from aionn.scheduler.bandwidth import BandwidthServer, Frame
+from aionn.scheduler.blocking import Blocking
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import (
     NEVER_NS,
@@ -44,6 +45,7 @@ from aionn.scheduler.job import (
 from aionn.scheduler.planned_queue import WAITING_MAX, PlannedQueue
 from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
+from aionn.scheduler.reservations.calls import ReservedCall
 from aionn.scheduler.slot_plan import Key
 
 __all__ = ["ClientJob", "SharedSlots"]
@@ -210,6 +212,7 @@ class SharedSlots:
         self._preempted_for: list[ClientJob | None] = [None] * slot_count
         self._policy: Policy = PlanPolicy(waiting_max=waiting_max) if policy is None else policy
         self._queue = self._policy.make_queue(self._slots)
+        self._blocking = Blocking(self._slots)
         self._estimates = Estimates()
         self._numbers = itertools.count()
         self._arrivals = itertools.count()
@@ -282,31 +285,37 @@ class SharedSlots:
             len(self._shown.get(group, ())) + len(self._behind.get(group, ())) for group in groups
         )
 
-    def enter_reserved(self, job: ClientJob, server: BandwidthServer) -> Frame:
-        """Admits a frame of a reserved stream, as ``enter``; for the policy that plans.
-
-        Returns:
-            The frame with its label, if it has one: then the job is best effort.
+    def enter_reserved(self, job: ClientJob, call: ReservedCall) -> None:
+        """Admits a frame of a reserved stream, as ``enter``; ``call`` has it then. One with a label is best effort, unless it is
+        delayed.
 
         Raises:
-            ResourceExhausted: Its reservation does not cover it, and as best effort it would delay reserved frames for too long.
+            MissedDeadline: Its reservation does not cover it, and as best effort it would delay reserved frames for too long.
+            ResourceExhausted: The same, for a job without a deadline.
         """
-        now_ns = self._now()
-        frame = job.frame = server.arrive(now_ns, None if job.deadline_ns == NEVER_NS else job.deadline_ns)
+        if not isinstance(self._queue, PlannedQueue):
+            self.enter(job)
+            return
+        now_ns, server = self._now(), call.server
+        deadline_ns = None if job.deadline_ns == NEVER_NS else job.deadline_ns
+        frame = job.frame = call.frame = server.arrive(now_ns, deadline_ns)
         if frame.is_rejected:
-            raise ResourceExhausted(f"{self._name}: {Reason.UNRESERVED.value}", transient=True)
+            error = ResourceExhausted if deadline_ns is None else MissedDeadline
+            raise error(f"{self._name}: {Reason.UNRESERVED.value}", transient=True)
         if not frame.is_reserved:
             self.enter(job)
-            return frame
+            return
         if not self._queued and not self._behind_count and self._holders[server.slot] is None:
             # As in ``acquire_nowait``, on its own slot.
             job.slot = server.slot
             self._holders[server.slot] = job
             job._since_ns = now_ns
+            self._blocking.starts(frame, self._slots[server.slot], now_ns)
             frame.start(now_ns)
             job.start()
-            return frame
+            return
         self._plan_holders()
+        self._blocking.waits(frame, call.room_ns)
         self._plan(job, now_ns)
         if self._queue.add(job, now_ns) is None:
             self._queued[job.number] = job
@@ -314,7 +323,29 @@ class SharedSlots:
         else:
             job.state = JobState.ENDED
             job.start()
-        return frame
+
+    def look(self) -> None:
+        """Decides again: a frame that runs has used its budget."""
+        if self._queued:
+            self._decide(self._now())
+
+    def _end_frame(self, job: ClientJob, slot: DeviceSlot, now_ns: int) -> None:
+        """A frame leaves its slot for good, or is rejected while it waits: with the label of a cause, where it is lost."""
+        frame = job.frame
+        assert frame is not None, "a frame of a reservation"
+        if job.slot is not None:
+            frame.stop(now_ns, can_preempt=slot.has_boundaries)
+            self._blocking.ended(frame, slot, job.owner)
+        elif (
+            job.rank == RESERVED
+            and isinstance(self._queue, PlannedQueue)
+            and self._queue.reserved is not None
+        ):
+            ahead_ns = self._queue.reserved.ahead_ns(job)
+            self._blocking.rejects(frame, job.shortest_ns, job.deadline_ns, now_ns, ahead_ns=ahead_ns)
+        owner = self._blocking.owners[slot.index]
+        frame.is_by_other = owner is not None and _process_of(owner) != _process(job)
+        frame.lost(now_ns, now_ns - job.deadline_ns)
 
     def withdraw_reserved(self) -> None:
         """Makes all reserved frames that wait best effort: the reservations have ended with the device."""
@@ -342,12 +373,14 @@ class SharedSlots:
         if job.number == UNPLANNED:
             # No job has waited since it began, so no policy has seen it.
             if job.frame is not None:
-                job.frame.stop(self._now(), can_preempt=self._slots[job.slot].has_boundaries)
+                self._end_frame(job, self._slots[job.slot], self._now())
             self._holders[job.slot] = None
             job.slot = None
             return
-        self._free(job)
         now_ns = self._now()
+        if job.frame is not None:
+            self._end_frame(job, self._slots[job.slot], now_ns)
+        self._free(job)
         job.state = JobState.ENDED
         if job.model is not None and job._since_ns:
             self._estimates.observe(job.model, max(0, now_ns - job._since_ns))
@@ -489,6 +522,8 @@ class SharedSlots:
                 else:
                     self._remove(job)
                     job.state = JobState.ENDED
+                    if job.frame is not None:
+                        self._end_frame(job, self._slots[job.frame.server.slot], now_ns)
                     self._unshow(job)
                     job.start()
                     has_started = True
@@ -512,6 +547,7 @@ class SharedSlots:
         job.state = JobState.RUNNING
         slot.job = job
         if job.frame is not None:
+            self._blocking.starts(job.frame, slot, now_ns)
             job.frame.start(now_ns)
         slot.ends_ns = now_ns + job.durations_ns[0]
         self._holders[slot.index] = job
@@ -550,7 +586,10 @@ def _group(job: ClientJob) -> tuple[Hashable, Priority]:
 
 
 def _process(job: ClientJob) -> Hashable:
-    owner = job.owner
+    return _process_of(job.owner)
+
+
+def _process_of(owner: Hashable) -> Hashable:
     return owner.process if isinstance(owner, Connection) else owner
 
 

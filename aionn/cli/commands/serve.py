@@ -64,6 +64,10 @@ CLOSE_S_MAX = 0.05
 regardless."""
 
 
+Share = Annotated[float, numbers(0, 1, is_open=True)]
+"""A part of the whole."""
+
+
 def serve(
     device: str,
     /,
@@ -82,7 +86,8 @@ def serve(
     clients_per_user: Annotated[int, numbers(1, OBJECTS_MAX)] = DEFAULT_LIMITS.clients_per_user,
     clients_per_process: Annotated[int, numbers(1, OBJECTS_MAX)] = DEFAULT_LIMITS.clients_per_process,
     hello_within: Annotated[float, numbers(0, SECONDS_MAX, "s", is_open=True)] = DEFAULT_LIMITS.hello_s,
-    reserved_share: Annotated[float, numbers(0, 1, is_open=True)] = DEFAULT_LIMITS.reserved_share,
+    reserved_share: Share = DEFAULT_LIMITS.reserved_share,
+    reserved_share_per_user: Share = DEFAULT_LIMITS.reserved_share_per_user,
     hang_after: Annotated[float | None, numbers(0, SECONDS_MAX, "s", is_open=True)] = None,
     drain_within: Annotated[float, numbers(0, SECONDS_MAX, "s")] = DRAIN_S_MAX,
     metrics: str | None = None,
@@ -125,6 +130,7 @@ def serve(
         clients_per_process: Concurrent connections of one process.
         hello_within: Seconds after which a connection that has not sent Hello is ended.
         reserved_share: Share of the time of the device that streams with a guarantee of one process may reserve, above 0 up to 1.
+        reserved_share_per_user: The same for all processes of one user together.
         hang_after: End the process, with status 1, when the device makes no progress for this number of seconds.
         drain_within: Seconds that accepted executions without a deadline, or with a later one, have after SIGTERM; then they are
             cut off, with status 1.
@@ -146,10 +152,7 @@ def serve(
         quiet: Print nothing.
     """
     permissions = _permissions(mode)
-    if socket is None and listen is None and oip is None:
-        raise InvalidArgument(
-            "serve: expected --socket PATH, --listen HOST:PORT or --oip PORT, or several of them"
-        )
+    _check_places(socket, listen, oip)
     door = door_of(oip, oip_rest, model, any_client=any_client, drain_s=drain_within)
     is_open = any_client and (oip is None or listen is not None)
     network = network_of(listen, node_name, tls_certificate, tls_key, tls_clients, any_client=is_open)
@@ -162,7 +165,9 @@ def serve(
         descriptors=descriptors,
         mapped_bytes=mapped_mib * MIB,
     )
-    limits = ClientLimits(clients, clients_per_user, clients_per_process, hello_within, reserved_share)
+    limits = ClientLimits(
+        clients, clients_per_user, clients_per_process, hello_within, reserved_share, reserved_share_per_user
+    )
     _allow_descriptors()
     at = _page_address(watch, watch_at, quiet)
     settings = settings_from(realtime=realtime)  # Refuses a variable whose value makes no sense.
@@ -179,6 +184,13 @@ def serve(
         except KeyboardInterrupt:
             return 0  # That is how it is ended.
     return EXIT_STATUS[state]
+
+
+def _check_places(socket: Path | None, listen: str | None, oip: str | None) -> None:
+    if socket is None and listen is None and oip is None:
+        raise InvalidArgument(
+            "serve: expected --socket PATH, --listen HOST:PORT or --oip PORT, or several of them"
+        )
 
 
 def _permissions(mode: str) -> int:

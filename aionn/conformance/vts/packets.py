@@ -28,6 +28,8 @@ import numpy as np
 import fmq
 from aionn.burst.controller import QUEUE_BYTES, BurstController
 from aionn.burst.packets import (
+    NO_LIMIT,
+    RESERVATION_MAX,
     BurstResult,
     FmqRequestDatum,
     InputOperandDimensionValue,
@@ -37,6 +39,7 @@ from aionn.burst.packets import (
     OutputOperandInformation,
     PacketInformation,
     PoolIdentifier,
+    ReservedLimits,
     decode_result,
     serialize_request,
 )
@@ -188,7 +191,7 @@ async def _local(
 
 
 def foreign_datums() -> tuple[FmqRequestDatum, ...]:
-    """One datum of every kind."""
+    """One datum of every kind that is illegal wherever it is: limits are those of a reservation that no client has."""
     location = DataLocation(0, 0, 16)
     return (
         PacketInformation(5, 1, 1, 1),
@@ -198,6 +201,7 @@ def foreign_datums() -> tuple[FmqRequestDatum, ...]:
         OutputOperandDimensionValue(1),
         PoolIdentifier(0),
         MeasureTiming(False),
+        ReservedLimits(NO_LIMIT, NO_LIMIT, RESERVATION_MAX),
     )
 
 

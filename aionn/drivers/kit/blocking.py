@@ -74,6 +74,7 @@ from aionn.platform.loops import finish
 from aionn.platform.real_work import begin_real_work, real_work
 from aionn.platform.threads import start_thread
 from aionn.realtime import Scheduling, current
+from aionn.scheduler.reservations.calls import reserved_call
 from fences import SyncFence
 from fences import now_ns as fences_now_ns
 from fmq import Permit
@@ -312,6 +313,8 @@ class _GateLaunch(LaunchBase):
         self._deadline_ns = deadline_ns
         self._loop_timeout_ns = loop_timeout_ns
         self._fence = SyncFence("execution")
+        self._is_frame = reserved_call.get() is not None
+        self._outcome: ExecutionResult | Error | None = None
         self._end = begin_real_work(f"work on {prepared.device.gate}")
 
     def begin(self, priority: Priority) -> None:
@@ -322,9 +325,10 @@ class _GateLaunch(LaunchBase):
         """
         prepared = self._prepared
         owner = client_of_call.get() if prepared.owner is None else prepared.owner
+        ended = self._ended if self._is_frame else None
         try:
             prepared.device.gate.submit(
-                priority, self._deadline_ns, self._run, owner=owner, model=prepared.identity
+                priority, self._deadline_ns, self._run, owner=owner, model=prepared.identity, ended=ended
             )
         except BaseException:
             assert self._arguments is not None
@@ -356,10 +360,19 @@ class _GateLaunch(LaunchBase):
                     e if isinstance(e, Error) else general_failure_of(e, str(self._prepared.device.gate))
                 )
         del arguments
+        self._outcome = outcome
+        del outcome  # It refers to this frame.
+        if not self._is_frame:
+            self._ended()
+
+    def _ended(self) -> None:
+        """Reports the end. That of a frame of a reservation, when its slot was given back: then its label is known."""
+        outcome, self._outcome = self._outcome, None
+        assert outcome is not None, "it has run"
         self.finish(outcome)
         # Not before the event loop has been woken.
         self._end()
-        del outcome  # It refers to this frame.
+        del outcome
 
 
 class BlockingDevice(CheckedDevice):

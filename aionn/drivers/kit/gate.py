@@ -11,7 +11,8 @@ Invariants:
    job closes their way: from then on each call that still runs is a job like any other, until it is released.
 4. The queue is bounded, in all by ``scheduler.planned_queue.WAITING_MAX`` and for each client's process: further jobs are rejected
    with RESOURCE_EXHAUSTED.
-5. A preempted job keeps its thread, which sleeps until the job is started again; others run on threads of their own. Where
+5. Frames of reservations (``scheduler.reservations.calls``) enter the same queue, which knows their class.
+6. A preempted job keeps its thread, which sleeps until the job is started again; others run on threads of their own. Where
    ``SUSPENDED_MAX`` jobs of a client's process sleep in this way, a further one runs to its end.
 
 The queue of the runtime's dispatcher orders the jobs of one application; this one orders what several clients sent.
@@ -35,6 +36,7 @@ from aionn.interpreter import RunControl
 from aionn.platform.real_work import real_work
 from aionn.platform.threads import start_thread
 from aionn.realtime import SchedulingClass, current
+from aionn.scheduler.reservations.calls import ReservedCall, reserved_call
 from aionn.scheduler.shared_slots import ClientJob, SharedSlots
 from fences import SyncFence
 from fmq import Permit, Slots
@@ -75,7 +77,7 @@ class ThreadJob(ClientJob):
 class _SubmittedJob(ThreadJob):
     """A job that any thread of the gate can begin."""
 
-    __slots__ = ("_begins", "call")
+    __slots__ = ("_begins", "call", "ended")
 
     def __init__(
         self,
@@ -89,6 +91,7 @@ class _SubmittedJob(ThreadJob):
     ) -> None:
         super().__init__(priority, deadline_ns, owner=owner, model=model)
         self.call: Callable[[], None] | None = call
+        self.ended: Callable[[], None] | None = None
         self._begins = begins
 
     def start(self) -> None:
@@ -187,21 +190,35 @@ class SlotGate:
         *,
         owner: Hashable = None,
         model: Hashable = None,
+        ended: Callable[[], None] | None = None,
     ) -> None:
         """Runs ``call`` on one of the gate's threads when the job is started. It must not raise. See ``slot`` for the arguments.
 
+        Args:
+            ended: Called on the same thread when the slot was given back; None calls nothing.
+
         Raises:
+            MissedDeadline: Its reservation does not cover the frame, see ``SharedSlots.enter_reserved``.
             ResourceExhausted: Too many jobs wait already, or no thread can be started to run it.
             DeviceUnavailable: The gate is closed.
         """
         job = _SubmittedJob(priority, deadline_ns, call, self._begins, owner=owner, model=model)
+        job.ended = ended
+        reserved = reserved_call.get()
         with self._lock:
             self._check_open()
             shortage = self._start_threads()
             if shortage is not None and len(self._threads) <= self._paused_count:
                 raise shortage  # It would never begin.
             self._close_native()
+            self._enter(job, reserved)
+
+    def _enter(self, job: ThreadJob, reserved: ReservedCall | None) -> None:
+        """Called with the lock held."""
+        if reserved is None:
             self._slots.enter(job)
+        else:
+            self._slots.enter_reserved(job, reserved)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -232,6 +249,7 @@ class SlotGate:
     def _serve(self) -> None:
         while (job := self._begins.get()) is not None:
             call, job.call = job.call, None
+            ended, job.ended = job.ended, None
             assert call is not None, "a job is begun once"
             self._running.job = job
             try:
@@ -239,8 +257,10 @@ class SlotGate:
             finally:
                 self._running.job = None
                 self._release(job)
+                if ended is not None:
+                    ended()
                 # They hold arguments and results; this thread may wait for the next one without end.
-                del call, job
+                del call, job, ended
 
     def _release(self, job: ThreadJob) -> None:
         with self._lock:
@@ -321,6 +341,11 @@ class SlotGate:
             self._paused_count -= 1
         job.away_ns += self._now() - began_ns
 
+    def look(self) -> None:
+        """Decides again: a frame of a reservation has used its budget, and others may wait for its slot."""
+        with self._lock:
+            self._slots.look()
+
     @property
     def has_ended(self) -> bool:
         """Whether no thread of the gate runs."""
@@ -393,8 +418,12 @@ class GateControl(RunControl):
     def check(self) -> None:
         """See ``RunControl``; pauses first if a more urgent job needs the slot."""
         job = self._job
-        if job is not None and job.is_preempted:
-            self._gate._pause(job)
+        if job is not None:
+            frame = job.frame
+            if frame is not None and frame.is_reserved and self._gate._now() > (frame.exhausted_ns() or 0):
+                self._gate.look()
+            if job.is_preempted:
+                self._gate._pause(job)
         RunControl.check(self)
 
 
@@ -407,14 +436,15 @@ class _CallerJob(ThreadJob):
 
     def __enter__(self) -> None:
         gate = self.gate
+        reserved = reserved_call.get()
         started: threading.Lock | None = None
         with gate._lock:
             gate._check_open()
             if gate._native is not None:
                 gate._close_native()
-            if not gate._slots.acquire_nowait(self):
+            if reserved is not None or not gate._slots.acquire_nowait(self):
                 started = self.prepare_to_sleep()
-                gate._slots.enter(self)
+                gate._enter(self, reserved)
         if started is not None:
             started.acquire()
         gate._running.job = self

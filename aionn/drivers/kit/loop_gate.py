@@ -19,6 +19,7 @@ from aionn.errors import MissedDeadline
 from aionn.hal import Priority
 from aionn.interpreter import RunControl
 from aionn.scheduler.ready_queue import Policy
+from aionn.scheduler.reservations.calls import reserved_call
 from aionn.scheduler.shared_slots import ClientJob, SharedSlots
 
 __all__ = ["LoopControl", "LoopGate", "left_s", "loop_now_ns"]
@@ -63,9 +64,13 @@ class LoopControl(RunControl):
         loop_timeout_ns: The limit for each WHILE.
         owner: The client; equals of several owners take turns.
         model: The key by which its duration is learnt; None to learn nothing.
+
+    Attributes:
+        job: Its place in the device's queue.
+        reserved: The frame of a reservation that it is, by the context in which it was made; None for best effort.
     """
 
-    __slots__ = ("_gate", "_has_begun", "_was_cancelled", "job")
+    __slots__ = ("_gate", "_has_begun", "_was_cancelled", "job", "reserved")
 
     def __init__(
         self,
@@ -84,6 +89,7 @@ class LoopControl(RunControl):
             now=loop_now_ns,
         )
         self.job = LoopJob(priority, deadline_ns, owner=owner, model=model)
+        self.reserved = reserved_call.get()
         self._gate = gate
         self._has_begun = False
         self._was_cancelled = False
@@ -165,7 +171,10 @@ class LoopGate:
             ResourceExhausted: Too many jobs wait already.
         """
         control.check_start(self._name)
-        self._slots.enter(control.job)
+        if control.reserved is None:
+            self._slots.enter(control.job)
+        else:
+            self._slots.enter_reserved(control.job, control.reserved)
         await self._wait(control)
         control.begin()
 

@@ -558,6 +558,7 @@ class Burst:
             measure=measure,
             copy=False,
             server=arrival,
+            served=None if arrival.held.grant is None else arrival,
         )
         return run_job(job)
 

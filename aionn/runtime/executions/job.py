@@ -47,6 +47,7 @@ from aionn.hal import (
     duration_text,
     passed_before_start,
 )
+from aionn.hal.callers import ReservedFrame
 from aionn.observability.tracing import section
 from aionn.platform.loops import is_cancelled
 from aionn.runtime.background import Background
@@ -108,6 +109,7 @@ class ExecutionJob(msgspec.Struct, eq=False):
         measure: Whether timings are wanted.
         loop_timeout_ns: For every WHILE; None for the default.
         server: Decides about it as a frame of a reserved stream; None for best effort.
+        served: See ``Conditions``.
         copy: Whether the outputs are copied out of the memory; False gives read-only views.
         state: Where it is. RUNNING also after its caller has left, until the device is done.
         asked_ns: When it was asked for.
@@ -137,6 +139,7 @@ class ExecutionJob(msgspec.Struct, eq=False):
     loop_timeout_ns: int | None = None
     copy: bool = True
     server: Arrivals | None = None
+    served: ReservedFrame | None = None
     state: ExecutionState = ExecutionState.WAITING_FOR_SLOT
     asked_ns: int = msgspec.field(default_factory=now_ns)
     queued_ns: int = 0
@@ -509,7 +512,7 @@ async def _fall_back(job: ExecutionJob, step: Step, area: RequestArea, error: Er
         message = step.fallback_message(error)
     finally:
         del error
-    job.server = None  # Its time is reserved on the device that failed.
+    job.server = job.served = None  # Its time is reserved on the device that failed.
     timing = await run_step(job, step.fallback, area)
     if message not in job.fallbacks and len(job.fallbacks) < FALLBACK_MESSAGES_MAX:
         job.fallbacks += (message,)

@@ -22,6 +22,7 @@ from aionn.hal import (
     check_abilities,
     dimensions_are_known,
 )
+from aionn.hal.callers import frame_of_launch
 from aionn.platform.loops import finish_all
 from aionn.platform.real_work import real_work
 from aionn.realtime import PageLocks
@@ -77,12 +78,18 @@ class _StepInBurst(Step):
         return any(burst.is_closed for burst in self._bursts)
 
     def launch(self, area: RequestArea, job: Conditions) -> Launch:
-        burst = self._own
-        if burst is None or not burst.is_free:
-            burst = next((burst for burst in self._bursts if burst.is_free), None)
-            if burst is None:
-                return super().launch(area, job)
-        return burst.launch(self._request, self._buffer.identifiers, job)
+        served = job.served
+        token = frame_of_launch.set(served) if served is not None and served.reservation else None
+        try:
+            burst = self._own
+            if burst is None or not burst.is_free:
+                burst = next((burst for burst in self._bursts if burst.is_free), None)
+                if burst is None:
+                    return super().launch(area, job)
+            return burst.launch(self._request, self._buffer.identifiers, job)
+        finally:
+            if token is not None:
+                frame_of_launch.reset(token)
 
     async def interpret(self, area: RequestArea, job: Conditions) -> ExecutionResult:
         assert self.interpreted is not None, "other steps are launched"

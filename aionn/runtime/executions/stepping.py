@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 from aionn.errors import Error, InvalidArgument, OutputInsufficientSize
 from aionn.hal import Burst as HalBurst
 from aionn.hal import ExecutionResult, Launch, Model, PreparedModel, Priority, Request, Timing, check_launch
+from aionn.hal.callers import ReservedFrame
 from aionn.runtime.background import Background
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.executions.background_launch import BackgroundLaunch, execute_by_callback
@@ -51,6 +52,7 @@ class Conditions(Protocol):
         measure: Whether timings are wanted.
         deadline_ns: Absolute; None means no deadline.
         loop_timeout_ns: For every WHILE; None for the default.
+        served: The frame of a reservation of a served device that it is; None for best effort, and on other devices.
     """
 
     @property
@@ -59,6 +61,7 @@ class Conditions(Protocol):
     measure: bool
     deadline_ns: int | None
     loop_timeout_ns: int | None
+    served: ReservedFrame | None
 
     @property
     def rank(self) -> Priority:

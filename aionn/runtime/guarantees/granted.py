@@ -1,4 +1,4 @@
-"""The question to the ledger of a served device, and its answer, in the words of ``reservations``."""
+"""The question to the ledger of a served device, its answer, and its reports about frames, in the words of ``reservations``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from aionn.hal.callers import FrameReport
 from aionn.scheduler.admission import STREAM_NAME_CHARACTERS_MAX, StreamTerms
+from aionn.scheduler.bandwidth import Frame, Label
 from aionn.scheduler.ledger import Reservation
 from aionn.service.client.reservations import ServedReservation
 from aionn.service.wire.scheduling_messages import AskedTime
 
-__all__ = ["as_granted", "asked_time", "with_verdict"]
+__all__ = ["as_granted", "asked_time", "number_of", "take_report", "with_verdict"]
 
 
 def asked_time(
@@ -56,6 +58,26 @@ def with_verdict(reservation: Reservation, granted: ServedReservation | None) ->
     reserved = granted.reserved
     verdict = msgspec.structs.replace(reservation.verdict, slack_ns=reserved.slack_ns, at_ns=reserved.at_ns)
     return msgspec.structs.replace(reservation, verdict=verdict)
+
+
+def number_of(frame: Frame | None, granted: ServedReservation | None) -> int:
+    """The number of the reservation that the device is to execute a frame under; 0 for best effort: it broke a promise on arrival,
+    or its reservation has ended."""
+    if frame is None or not frame.has_budget or granted is None or granted.end:
+        return 0
+    return granted.reserved.reservation
+
+
+def take_report(frame: Frame, report: FrameReport) -> Label | None:
+    """Gives a frame the label that the queue of the device has found; returns that, None where the frame has another one."""
+    try:
+        label = Label(report.label)
+    except ValueError:
+        return None  # The device knows another one.
+    if frame.label is not None:
+        return None
+    frame.note(label)
+    return label
 
 
 def _printable(name: str) -> str:

@@ -14,7 +14,8 @@ Invariants:
    has other clients: they wait for it.
 4. Models that were timed on the device count with their longest execution, except those of streams with a guarantee, whose frames
    count already; a longer best-effort execution is rejected by the dispatcher.
-5. On a served device nothing is reserved here that its ledger has not granted, and each grant is given back once.
+5. On a served device nothing is reserved here that its ledger has not granted, and each grant is given back once. Frames are sent
+   there immediately, and its queue orders them; the labels that it reports count.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import NamedTuple
 
 from aionn.errors import NotAdmitted
 from aionn.hal import duration_text
-from aionn.runtime.guarantees.granted import as_granted, asked_time, with_verdict
+from aionn.hal.callers import FrameReport
+from aionn.runtime.guarantees.granted import as_granted, asked_time, number_of, take_report, with_verdict
 from aionn.scheduler.admission import DAY_NS, SHARE_PPM, SlotCost, StreamTerms
 from aionn.scheduler.bandwidth import NO_STALLS, BandwidthServer, Frame, Label, Stalls
 from aionn.scheduler.dispatcher import Dispatcher
@@ -65,9 +67,11 @@ class Held:
             time), ``astray`` (the source has left its phase, and there is no room where it is now); empty while it is in force.
         grant: The reservation in the ledger of a served device; None on other devices, and when it has ended.
         is_asking: Whether that was asked for another phase, and has not answered.
+        by_others: Number of its frames that executions of other applications have blocked.
     """
 
     __slots__ = (
+        "by_others",
         "end",
         "grant",
         "in_progress",
@@ -85,7 +89,7 @@ class Held:
         self.measured = measured
         self.model = model
         self.server: BandwidthServer = reservation.server()
-        self.in_progress = self.lost_count = 0
+        self.in_progress = self.lost_count = self.by_others = 0
         self.lost: Label | None = None
         self.end = ""
         self.grant: ServedReservation | None = None
@@ -164,6 +168,18 @@ class FrameArrival:
         self.frame = held.server.arrive(now_ns, deadline_ns)
         return self.frame
 
+    @property
+    def reservation(self) -> int:
+        """See ``ReservedFrame``; 0 where the device executes it as best effort."""
+        return number_of(self.frame, self.held.grant)
+
+    def reported(self, report: FrameReport) -> None:
+        """See ``ReservedFrame``."""
+        label = None if self.frame is None else take_report(self.frame, report)
+        if label is Label.OVERRAN:
+            self._owner._estimates.observe(self.held.model, max(0, report.held_ns))
+        self.held.by_others += label is Label.BLOCKED and report.is_by_other
+
     def ended(self) -> None:
         """Neither the dispatcher nor the device has the frame any more."""
         self.held.in_progress -= 1
@@ -208,6 +224,7 @@ class DeviceReservations:
         self.shared = shared
         if shared is not None:
             shared.on_room = self._limit_shared
+            dispatcher.passes_frames = True
         self._shared_room_ns = DAY_NS
         self._estimates = estimates
         self._ledger = Ledger([ReservableSlot(f"{name}/{slot}", can_preempt=False) for slot in self._slots])
@@ -571,6 +588,8 @@ def described(held: Held) -> str:
     reservation, server = held.reservation, held.server
     terms = reservation.terms
     labels = ", ".join(f"{count} {label.value}" for label, count in server.counts.items() if count)
+    if held.by_others:
+        labels += f" ({held.by_others} by executions of other applications)"  # ``blocked`` is the last one.
     return (
         f'reserved on {reservation.slot_name}: stream "{terms.name}", {duration_text(reservation.cost.duration_ns)} every'
         f" {duration_text(terms.period_ns)} within {duration_text(terms.deadline_ns)}; {server.frame_count} frames"

@@ -17,7 +17,14 @@ import anyio
 import fmq
 from aionn.burst.controller import QUEUE_BYTES, BurstController
 from aionn.burst.session import POLLING_US_MAX
-from aionn.errors import DeadObject, Error, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
+from aionn.errors import (
+    DeadObject,
+    Error,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    ResourceExhausted,
+)
 from aionn.hal import (
     BufferDefaults,
     ExecutionCallback,
@@ -32,9 +39,10 @@ from aionn.hal import (
     Request,
     check_fences,
 )
+from aionn.hal.callers import ReservedFrame, frame_of_launch
 from aionn.platform.loops import finish, finish_all
 from aionn.service.client.connection import Connection
-from aionn.service.wire.calls import Pending
+from aionn.service.wire.calls import Pending, error_of
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.handles import QueueHandle, RequestOnWire
 from aionn.service.wire.protocol import (
@@ -50,6 +58,7 @@ from aionn.service.wire.protocol import (
     ExecuteFencedReply,
     ExecuteReply,
     ExecutionInfoReply,
+    Failed,
     ForgetExecution,
     FreeBuffer,
     FreeMemorySlot,
@@ -58,6 +67,7 @@ from aionn.service.wire.protocol import (
     Launch,
 )
 from aionn.service.wire.repetition import Compute, ComputeFenced, CreateExecution, CreateExecutionReply
+from aionn.service.wire.scheduling_messages import ExecuteReserved, ExecuteReservedReply
 from aionn.service.wire.sizes import FENCES_MAX
 from aionn.validation import check_field_types
 from fences import FenceStatus, SyncFence, merge
@@ -176,8 +186,10 @@ class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
     ) -> RemoteLaunch:
         """See ``PreparedModel``. It is done when the driver has answered, or its process is gone."""
         self._check_open()
-        body = Execute(self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns, priority)
-        return RemoteLaunch(self._channel, self._channel.begin(body), request)
+        asked = self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns, priority
+        frame = frame_of_launch.get()
+        body = Execute(*asked) if frame is None else ExecuteReserved(frame.reservation, *asked)
+        return RemoteLaunch(self._channel, self._channel.begin(body), request, frame)
 
     async def execute(
         self,
@@ -316,10 +328,14 @@ class RemoteLaunch(LaunchBase):
         channel: The connection.
         pending: The call.
         request: Kept until the launch is done: the memories that it names must exist for the driver process until then.
+        frame: The frame of a reservation that it is; None for best effort.
     """
 
-    def __init__(self, channel: Channel, pending: Pending, request: Request) -> None:
+    def __init__(
+        self, channel: Channel, pending: Pending, request: Request, frame: ReservedFrame | None = None
+    ) -> None:
         self._channel = channel
+        self._frame = frame
         self._pending = pending
         self._request: Request | None = request
         pending.on_over = self._answered
@@ -329,9 +345,20 @@ class RemoteLaunch(LaunchBase):
     def _answered(self, pending: Pending) -> None:
         self._request = None
         try:
-            self.finish(self._channel.reply(pending, ExecuteReply).result)
+            if self._frame is None:
+                self.finish(self._channel.reply(pending, ExecuteReply).result)
+            else:
+                self.finish(self._result_of(self._frame, pending))
         except Error as e:
             self.finish(e.with_traceback(None))
+
+    def _result_of(self, frame: ReservedFrame, pending: Pending) -> ExecutionResult:
+        reply = self._channel.reply(pending, ExecuteReservedReply)
+        if reply.report is not None:
+            frame.reported(reply.report)
+        if reply.result is None:
+            raise error_of(Failed(reply.status, reply.message, traceback=reply.traceback))
+        return reply.result
 
     def _ask_to_stop(self) -> None:
         self._channel.cancel(self._pending)

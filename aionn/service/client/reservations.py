@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio.abc
 
+from aionn.burst.packets import RESERVATION_MAX
 from aionn.errors import Error, GeneralFailure, InvalidArgument, NotAdmitted
 from aionn.service.client.connection import Connection
 from aionn.service.wire.scheduling_messages import (
@@ -129,6 +130,7 @@ class ServedLedger:
         is_old = old is not None and reserved.reservation == old.reserved.reservation
         if (
             not 0 <= reserved.slot < slot_count
+            or not 0 < reserved.reservation <= RESERVATION_MAX
             or (reserved.phase_ns is not None) != has_phase
             or is_old == reserved.is_new
         ):

@@ -114,6 +114,7 @@ class ClientLimits(msgspec.Struct, frozen=True):
         hello_s: Limit of the time until a client has sent Hello.
         reserved_share: The share of the time of all device slots that the streams of one process may reserve, above 0 and at most
             1; the rest is for others.
+        reserved_share_per_user: The same for the streams of all processes of one user together.
     """
 
     clients: int = 256
@@ -121,6 +122,7 @@ class ClientLimits(msgspec.Struct, frozen=True):
     clients_per_process: int = 64
     hello_s: float = 5.0
     reserved_share: float = 0.75
+    reserved_share_per_user: float = 0.9
 
     def __post_init__(self) -> None:
         for name in ("clients", "clients_per_user", "clients_per_process"):
@@ -128,10 +130,11 @@ class ClientLimits(msgspec.Struct, frozen=True):
                 raise InvalidArgument(f"limit {name}: expected 1 or more, got {getattr(self, name)}")
         if not self.hello_s > 0:
             raise InvalidArgument(f"limit hello_s: expected a positive number of seconds, got {self.hello_s}")
-        if not 0 < self.reserved_share <= 1:
-            raise InvalidArgument(
-                f"limit reserved_share: expected more than 0 and at most 1, got {self.reserved_share}"
-            )
+        for name in ("reserved_share", "reserved_share_per_user"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InvalidArgument(
+                    f"limit {name}: expected more than 0 and at most 1, got {getattr(self, name)}"
+                )
 
 
 class NoPlace(ResourceExhausted):

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.from_thread
 
-from aionn.burst.server import Answer, BurstServer
+from aionn.burst.server import Answer, BurstServer, Reserving
 from aionn.burst.server import Execute as BurstExecute
 from aionn.burst.session import POLLING_US_MAX
 from aionn.errors import DeadObject, Error, InvalidArgument, ResourceExhausted
@@ -88,6 +88,7 @@ class Bursts:
 
     Attributes:
         figures: Counts their executions; None counts none.
+        reserving: See ``BurstServer``.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Bursts:
         self._progress = progress
         self._peer = peer
         self.figures: HostFigures | None = None
+        self.reserving: Reserving | None = None
         self._handles = itertools.count(1)
         self._bursts: dict[int, _Burst] = {}
         self._ending: dict[int, _Burst] = {}
@@ -221,6 +223,7 @@ class Bursts:
             results,
             bind=bind,
             native=native,
+            reserving=self.reserving,
             execute=execute,
             get_memories=get_memories,
             on_started=on_started,

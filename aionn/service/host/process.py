@@ -238,6 +238,7 @@ def _handler(
     handle = session.handle if drain is None else drain.enter(session, sock, tasks).handle
     if reservations is None:
         return handle
+    session.bursts.reserving = reservations.executing
     return reservations.before(
         handle, session.greeted.is_set, lambda: drain is not None and drain.is_requested
     )
@@ -340,7 +341,7 @@ async def listen(
                     peer=peer,
                     share=Share(shared, client.uid, place.process),
                     drain=drain,
-                    reservations=ledger.client(client.in_words, peer, place),
+                    reservations=ledger.client(client.in_words, peer, place, user=client.uid),
                 )
                 try:
                     if await peer.charged(one):
@@ -376,7 +377,9 @@ def _ledger_of(device: Device, limits: ClientLimits, tasks: anyio.abc.TaskGroup)
     from aionn.service.host.reservations import ServedReservations
 
     info = device.info
-    ledger = ServedReservations(info.name, info.slots, share=limits.reserved_share)
+    ledger = ServedReservations(
+        info.name, info.slots, share=limits.reserved_share, user_share=limits.reserved_share_per_user
+    )
     tasks.start_soon(ledger.notify)
     return ledger
 

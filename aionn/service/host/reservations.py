@@ -1,70 +1,82 @@
 """The reservations of a served device: the streams of all of its clients in one ledger.
 
 Owns the way from the messages of clients to the ledger (``aionn.scheduler.ledger``), the numbers of each client, the thread that
-decides, and the notices to clients. The frames themselves are ordered by the queue of the device, as all executions are.
+decides, the notices to clients, and the reservation that each frame is executed under. The frames themselves are ordered by the
+queue of the device (``aionn.scheduler.shared_slots``), as all executions are.
 
 Invariants:
 1. A client names its own reservations alone: a number is looked up in the table of its connection, and is never used again.
 2. The event loop never decides, and never waits for a decision. Decisions run on the one thread for that, for which processes wait
    in turns; the end of a reservation is noted, and takes effect before the next decision.
-3. The reservations of a client end with its connection, once its executions have ended.
-4. A process holds no more than its share of the device's time, and no more than ``OF_PROCESS_MAX`` reservations.
+3. The reservations of a client end with its connection, once its executions have ended; one that is released, once no frame of it
+   is in the process.
+4. A process holds no more than its share of the device's time, and no more than ``OF_PROCESS_MAX`` reservations; nor do all
+   processes of a user hold more than their share, and ``OF_USER_MAX``.
 5. No client gets the names of another one's streams and models.
 6. A reservation is tested with best effort of its own client alone, since a client states the length of its executions itself. An
    application that holds reservations rejects best effort of its own that is too long for any stream; ``Room`` is that limit.
+7. A frame of a reservation that has ended is best effort: its client may not know yet. A number that the client never had is its
+   mistake.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
 
-from aionn.errors import DeviceUnavailable, Error, InvalidArgument, NotAdmitted, ResourceExhausted
-from aionn.hal import TIME_MAX_NS
-from aionn.hal.callers import Connection
-from aionn.scheduler.admission import (
-    DAY_NS,
-    SHARE_PPM,
-    STREAM_NAME_CHARACTERS_MAX,
-    SlotCost,
-    StreamTerms,
+from aionn.errors import (
+    DeviceUnavailable,
+    Error,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    NotAdmitted,
+    ResourceExhausted,
+    status_of,
 )
-from aionn.scheduler.ledger import SILENCE_NS, Ledger, ReservableSlot, Reservation
+from aionn.hal import TIME_MAX_NS
+from aionn.hal.callers import Connection, FrameReport
+from aionn.scheduler.admission import DAY_NS, SHARE_PPM
+from aionn.scheduler.bandwidth import BandwidthServer
+from aionn.scheduler.ledger import Ledger, ReservableSlot, Reservation
+from aionn.scheduler.reservations.calls import ReservedCall, reserved_call
+from aionn.scheduler.reservations.windows import PhasedServer
 from aionn.scheduler.worker_turns import WorkerTurns
 from aionn.service.host.accepted import ENDING
+from aionn.service.host.asked_time import Asked, checked, reply_of, shown_to
 from aionn.service.wire.calls import Pending
 from aionn.service.wire.channel import Channel, Handler
 from aionn.service.wire.peers import Peer
-from aionn.service.wire.protocol import CallBody, Done, Execute, ExecuteFenced, Launch, ReplyBody
-from aionn.service.wire.repetition import Compute, ComputeFenced
+from aionn.service.wire.protocol import CallBody, Done, Execute, ExecuteReply, ReplyBody
 from aionn.service.wire.scheduling_messages import (
-    AskedTime,
     Change,
+    ExecuteReserved,
+    ExecuteReservedReply,
     Move,
     MoveReply,
     Refusal,
     Release,
     Reserve,
-    Reserved,
     ReserveReply,
     Room,
     Withdrawn,
 )
 from aionn.service.wire.sizes import shortened
 
-__all__ = ["OF_PROCESS_MAX", "ClientReservations", "ServedReservations"]
+__all__ = ["OF_PROCESS_MAX", "OF_USER_MAX", "ClientReservations", "ServedReservations"]
 
 OF_PROCESS_MAX = 256
 """Most reservations of one process: a quarter of those of a ledger, and more streams than an application has."""
+
+OF_USER_MAX = 512
+"""Most reservations of the processes of one user: half of those of a ledger, so that one user leaves room for others."""
 
 NOTICE_PAUSE_S = 0.05
 """Pause between two rounds of notices: a client that reserves and releases without a pause would wake all others each time."""
@@ -74,30 +86,12 @@ NOTICES_PER_TURN = 8
 
 _decisions = WorkerTurns("admission of streams", 1)
 
-_Executing = Execute | Launch | ExecuteFenced | Compute | ComputeFenced
+_ENDED = BandwidthServer(0, slot=0, period_ns=1, deadline_ns=1, jitter_ns=0, duration_ns=1, piece_ns=1)
+"""Decides about frames whose reservation has ended."""
+
+_ENDED.is_withdrawn = True
 
 _T = TypeVar("_T")
-
-_OWNED_NAME = re.compile("\x01([0-9]+)\x02([^\x03]*)\x03")
-"""A name in the ledger: with the number of its client, by characters that no name of a client has."""
-
-
-class _Asked(NamedTuple):
-    """The terms of a client, checked.
-
-    Attributes:
-        terms: The stream, with a name of the ledger.
-        cost: The device time of a frame.
-        chooses_phase: See ``Ledger.admit``.
-        blocker: The name in the ledger of its longest best-effort model; empty for none.
-        blocker_ns: The duration of that.
-    """
-
-    terms: StreamTerms
-    cost: SlotCost
-    chooses_phase: bool
-    blocker: str
-    blocker_ns: int
 
 
 class ServedReservations:
@@ -107,25 +101,36 @@ class ServedReservations:
         name: The device's name.
         slot_count: The number of its slots.
         share: The share of the time of all slots that one process may hold, above 0 and at most 1.
+        user_share: The same for all processes of one user together.
         now: The clock.
     """
 
     def __init__(
-        self, name: str, slot_count: int, *, share: float, now: Callable[[], int] = time.monotonic_ns
+        self,
+        name: str,
+        slot_count: int,
+        *,
+        share: float,
+        user_share: float = 1.0,
+        now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         slots = [ReservableSlot(f"{name}/{slot}", can_preempt=False) for slot in range(slot_count)]
-        self._ledger = Ledger(slots, quota_ppm=int(share * SHARE_PPM) * slot_count)
+        quotas = [int(each * SHARE_PPM) * slot_count for each in (share, user_share)]
+        self._ledger = Ledger(slots, quota_ppm=quotas[0], user_quota_ppm=quotas[1])
         self._slots = range(slot_count)
         self._now = now
         self._lock = threading.Lock()  # Held during a decision; the loop never waits for it.
-        self._clients = itertools.count(1)
+        self._client_count = 0
         self._holders: dict[int, ClientReservations] = {}  # By the ledger's numbers.
-        self._ending: deque[Callable[[], None]] = deque()
+        self._ending: deque[Callable[[], bool]] = deque()
         self._notices: deque[tuple[ClientReservations, Withdrawn]] = deque()
         self._room_ns = DAY_NS
+        self._rooms_ns = [DAY_NS] * slot_count
         self._has_changed = anyio.Event()
 
-    def client(self, process: str | None, peer: Peer, owner: Hashable) -> ClientReservations:
+    def client(
+        self, process: str | None, peer: Peer, owner: Hashable, *, user: int = 0
+    ) -> ClientReservations:
         """The reservations of a new client.
 
         Args:
@@ -133,17 +138,25 @@ class ServedReservations:
                 of its connections counts as one.
             peer: The same, as the time of the event loop is shared.
             owner: Identifies the client itself.
+            user: The number of its user.
         """
-        number = next(self._clients)
-        return ClientReservations(self, number, process or f"connection {number}", peer, owner)
+        self._client_count += 1
+        number = self._client_count
+        return ClientReservations(
+            self, number, process or f"connection {number}", peer, owner, user=str(user)
+        )
 
     def counts(self) -> dict[str, int]:
         """See ``Ledger.counts``."""
         return self._ledger.counts()
 
+    def room_ns(self, slot: int) -> int:
+        """The longest best-effort execution that the streams of a slot can wait for. From any thread."""
+        return self._rooms_ns[slot]
+
     # --- On the thread that decides ---
 
-    def reserve(self, client: ClientReservations, asked: _Asked, own: int | None) -> ReserveReply:
+    def reserve(self, client: ClientReservations, asked: Asked, own: int | None) -> ReserveReply:
         """Reserves time for a stream; ``own`` is the client's number of the reservation that changes, None for a new one.
 
         Raises:
@@ -165,6 +178,7 @@ class ServedReservations:
                         costs,
                         now_ns=now_ns,
                         client=client.process,
+                        user=client.user,
                         chooses_phase=asked.chooses_phase,
                     )
                 else:
@@ -175,9 +189,12 @@ class ServedReservations:
             is_new = found.number != old
             if is_new:
                 self._holders[found.number] = client
-                own = client.add(found.number)
+                own = client.add(found)
             assert own is not None, "it is new, or was there"
-        return _reply(found, own, is_new=is_new)
+            if not is_new:
+                client.changed(own, found)
+            self._note_rooms()
+        return reply_of(found, own, is_new=is_new)
 
     def move(self, client: ClientReservations, own: int, phase_ns: int) -> MoveReply:
         """See ``Ledger.move``.
@@ -192,19 +209,27 @@ class ServedReservations:
                 found = self._ledger.move(number, phase_ns)
             except InvalidArgument:
                 raise InvalidArgument(f"service: reservation {own} has no phase") from None
+            if found is not None:
+                client.moved(own, phase_ns)
         return MoveReply(found is not None)
 
     def look(self) -> None:
         """Lets what has ended take effect, and sets the limit of best effort."""
         with self._lock:
             self._settle()
-            rooms_ns = [
-                self._ledger.verdict(slot).room_ns for slot in self._slots if self._ledger.share_ppm(slot)
-            ]
-            self._room_ns = min(rooms_ns, default=DAY_NS)
+            self._note_rooms()
+            self._room_ns = min(self._rooms_ns, default=DAY_NS)
+
+    def _note_rooms(self) -> None:
+        self._rooms_ns = [
+            self._ledger.verdict(slot).room_ns if self._ledger.share_ppm(slot) else DAY_NS
+            for slot in self._slots
+        ]
+        for client in set(self._holders.values()):
+            client.limit_best_effort(self._rooms_ns)
 
     @contextmanager
-    def _beside_own_best_effort(self, asked: _Asked) -> Iterator[None]:
+    def _beside_own_best_effort(self, asked: Asked) -> Iterator[None]:
         """Has the test count with the best effort of the client that asks."""
         if not asked.blocker:
             yield
@@ -218,31 +243,34 @@ class ServedReservations:
                 self._ledger.forget_lower(slot, asked.blocker)
 
     def _check_count(self, client: ClientReservations, name: str) -> None:
-        count = sum(holder.process == client.process for holder in self._holders.values())
-        if count >= OF_PROCESS_MAX:
+        holders = self._holders.values()
+        if sum(holder.process == client.process for holder in holders) >= OF_PROCESS_MAX:
             raise NotAdmitted(f'stream "{name}": this process has {OF_PROCESS_MAX} reservations already')
+        if sum(holder.user == client.user for holder in holders) >= OF_USER_MAX:
+            raise NotAdmitted(
+                f'stream "{name}": the processes of this user have {OF_USER_MAX} reservations already'
+            )
 
     def _end_silent(self, now_ns: int) -> None:
         silent_ns = self._ledger.silent_at_ns()
         if silent_ns is None or silent_ns > now_ns:
             return
-        since_ns = now_ns - SILENCE_NS
-        active = {client for client in set(self._holders.values()) if client.was_active_since(since_ns)}
         for number, holder in self._holders.items():
-            if holder in active:
-                self._ledger.seen(number, now_ns)
+            self._ledger.seen(number, holder.seen_ns(number, now_ns))
         for reservation in self._ledger.end_silent(now_ns):
             holder = self._holders.pop(reservation.number)
             self._notices.append((holder, Withdrawn(holder.remove(reservation.number), "silent")))
 
     def _settle(self) -> None:
-        while self._ending:
-            self._ending.popleft()()
+        for _ in range(len(self._ending)):
+            ending = self._ending.popleft()
+            if not ending():
+                self._ending.append(ending)
 
     # --- The end of reservations ---
 
-    def end(self, ending: Callable[[], None]) -> None:
-        """Notes an end, which takes effect before the next decision. Called in the event loop."""
+    def end(self, ending: Callable[[], bool]) -> None:
+        """Notes an end, which takes effect before the next decision for which it returns True. Called in the event loop."""
         self._ending.append(ending)
         self.wake()
 
@@ -282,6 +310,23 @@ class ServedReservations:
                     await anyio.lowlevel.checkpoint()
 
 
+class _Enforced:
+    """A reservation, as its frames are executed under it.
+
+    Attributes:
+        server: Enforces it, in the queue of the device.
+        in_progress: Number of its frames in this process.
+        seen_ns: When the last one came, or when it was admitted.
+    """
+
+    __slots__ = ("in_progress", "seen_ns", "server")
+
+    def __init__(self, server: BandwidthServer, now_ns: int) -> None:
+        self.server = server
+        self.in_progress = 0
+        self.seen_ns = now_ns
+
+
 class ClientReservations:
     """The reservations of one client.
 
@@ -291,26 +336,37 @@ class ClientReservations:
         process: See ``ServedReservations.client``.
         peer: See there.
         owner: See there.
+        user: See there.
 
     Attributes:
         process: See above.
+        user: See above.
     """
 
     def __init__(
-        self, shared: ServedReservations, number: int, process: str, peer: Peer, owner: Hashable
+        self,
+        shared: ServedReservations,
+        number: int,
+        process: str,
+        peer: Peer,
+        owner: Hashable,
+        *,
+        user: str,
     ) -> None:
         self._shared = shared
         self._number = number
         self.process = process
+        self.user = user
         self._room_ns = DAY_NS
         self._room: Pending | None = None
         self._peer = peer
         self._owner = Connection(peer, owner)
         self._channel: Channel | None = None
         self._is_gone = False
-        self._executed_ns = 0
-        self._handles = itertools.count(1)
+        self._last = 0  # The highest number that it was given.
+        self._frames = threading.Lock()
         # Changed by the thread that decides alone, or in its place.
+        self._enforced: dict[int, _Enforced] = {}
         self._numbers: dict[int, int] = {}
         self._own_numbers: dict[int, int] = {}
         self._releasing: set[int] = set()
@@ -327,15 +383,59 @@ class ClientReservations:
         """
 
         async def handle_all(body: CallBody, channel: Channel) -> ReplyBody:
-            if isinstance(body, _Executing):
-                self._executed_ns = time.monotonic_ns()
-            elif isinstance(body, Reserve | Change | Move | Release) and is_greeted():
+            if isinstance(body, ExecuteReserved) and is_greeted():
+                return await self._execute(body, channel, handle)
+            if isinstance(body, Reserve | Change | Move | Release) and is_greeted():
                 if is_ending() and isinstance(body, Reserve | Change):
                     raise DeviceUnavailable(ENDING)
                 return await self.handle(body, channel)
             return await handle(body, channel)
 
         return handle_all
+
+    async def _execute(self, body: ExecuteReserved, channel: Channel, handle: Handler) -> ReplyBody:
+        """Executes a frame without a burst. Raises as ``Session.handle``, but where there is a report, with which errors go."""
+        limits = body.measure, body.deadline_ns, body.loop_timeout_ns, body.priority
+        with self.executing(body.reservation) as report:
+            try:
+                reply = await handle(Execute(body.prepared, body.request, *limits), channel)
+            except MissedDeadline as e:
+                found = report()
+                if found is None:
+                    raise
+                return ExecuteReservedReply(status=status_of(e), message=shortened(str(e)), report=found)
+        if not isinstance(reply, ExecuteReply):
+            raise GeneralFailure(f"service: expected the result of an execution, got {type(reply).__name__}")
+        self._peer.executed()
+        return ExecuteReservedReply(reply.result, report=report())
+
+    @contextmanager
+    def executing(self, own: int) -> Iterator[Callable[[], FrameReport | None]]:
+        """See ``aionn.burst.server.Reserving``. From any thread.
+
+        Raises:
+            InvalidArgument: The client never had this reservation.
+        """
+        held = self._enforced.get(own)
+        if held is None and not 0 < own <= self._last:
+            raise InvalidArgument(f"service: this client has no reservation {own}")
+        if held is None:
+            call = ReservedCall(_ENDED, DAY_NS)
+        else:
+            self._count_frame(held, 1)
+            call = ReservedCall(held.server, self._shared.room_ns(held.server.slot))
+        token = reserved_call.set(call)
+        try:
+            yield call.report
+        finally:
+            reserved_call.reset(token)
+            if held is not None:
+                self._count_frame(held, -1)
+
+    def _count_frame(self, held: _Enforced, change: int) -> None:
+        with self._frames:
+            held.in_progress += change
+            held.seen_ns = self._shared._now()
 
     async def handle(self, body: Reserve | Change | Move | Release, channel: Channel) -> ReplyBody:
         """Answers a call about reservations.
@@ -347,9 +447,9 @@ class ClientReservations:
         self._channel = channel
         match body:
             case Reserve():
-                return await self._reserve(_checked(body.asked, self._number), None)
+                return await self._reserve(checked(body.asked, self._number), None)
             case Change():
-                return await self._reserve(_checked(body.asked, self._number), body.reservation)
+                return await self._reserve(checked(body.asked, self._number), body.reservation)
             case Move():
                 if not 0 <= body.phase_ns <= TIME_MAX_NS:
                     raise InvalidArgument(
@@ -360,14 +460,14 @@ class ClientReservations:
                 self._release(body.reservation)
                 return Done()
 
-    async def _reserve(self, asked: _Asked, own: int | None) -> ReserveReply:
+    async def _reserve(self, asked: Asked, own: int | None) -> ReserveReply:
         try:
             return await self._decide(lambda: self._shared.reserve(self, asked, own))
         except NotAdmitted as e:
             would_fit = e.would_fit
             if would_fit.blocker is not None:
-                would_fit = would_fit._replace(blocker=self._shown(would_fit.blocker))
-            message, reason = (shortened(self._shown(text)) for text in (str(e), e.reason))
+                would_fit = would_fit._replace(blocker=shown_to(self._number, would_fit.blocker))
+            message, reason = (shortened(shown_to(self._number, text)) for text in (str(e), e.reason))
             return ReserveReply(refusal=Refusal(message, reason, would_fit))
 
     async def _decide(self, decide: Callable[[], _T]) -> _T:
@@ -388,16 +488,10 @@ class ClientReservations:
         finally:
             self._shared.wake()
 
-    def _shown(self, text: str) -> str:
-        """A text of the ledger for this client: other clients' names are left out."""
-
-        def shown(found: re.Match[str]) -> str:
-            return found[2] if int(found[1]) == self._number else "(of another client)"
-
-        return _OWNED_NAME.sub(shown, text)
-
     def _release(self, own: int) -> None:
-        if own in self._numbers and own not in self._releasing:
+        held = self._enforced.get(own)
+        if held is not None and own not in self._releasing:
+            held.server.is_withdrawn = True
             self._releasing.add(own)
             self._shared.end(lambda: self._end_own(own))
 
@@ -426,11 +520,6 @@ class ClientReservations:
             self._room_ns = room_ns
         return True
 
-    def was_active_since(self, then_ns: int) -> bool:
-        """Whether its process has executed anything since a time. From any thread."""
-        bursts = tuple(self._peer.bursts)
-        return self._executed_ns >= then_ns or any(burst.was_used_since(then_ns / 1e9) for burst in bursts)
-
     # --- With the lock of the ledger held ---
 
     def check(self) -> None:
@@ -449,69 +538,62 @@ class ClientReservations:
             raise InvalidArgument(f"service: this client has no reservation {own}")
         return number
 
-    def add(self, number: int) -> int:
+    def add(self, found: Reservation) -> int:
         """Takes a reservation; returns its own number for it."""
-        own = next(self._handles)
-        self._numbers[own] = number
-        self._own_numbers[number] = own
+        own = self._last + 1
+        self._numbers[own] = found.number
+        self._own_numbers[found.number] = own
+        self._enforced[own] = _Enforced(found.server(), found.admitted_ns)
+        self._last = own
         return own
+
+    def changed(self, own: int, found: Reservation) -> None:
+        """A reservation has terms that demand no more."""
+        terms, cost = found.terms, found.cost
+        self._enforced[own].server.change(
+            period_ns=terms.period_ns,
+            deadline_ns=terms.deadline_ns,
+            jitter_ns=terms.jitter_ns,
+            duration_ns=cost.duration_ns,
+            piece_ns=cost.piece_ns,
+        )
+
+    def moved(self, own: int, phase_ns: int) -> None:
+        """A reservation has another phase."""
+        server = self._enforced[own].server
+        assert isinstance(server, PhasedServer), "it has a phase"
+        server.move(phase_ns)
+
+    def limit_best_effort(self, rooms_ns: Sequence[int]) -> None:
+        """Has frames that are not reserved run where no other stream is lost by them; see ``Ledger.may_run_lower``."""
+        for held in self._enforced.values():
+            held.server.may_run_lower = held.server.piece_ns <= rooms_ns[held.server.slot]
+
+    def seen_ns(self, number: int, now_ns: int) -> int:
+        """When the last frame of a reservation came; now, while it has one in progress."""
+        held = self._enforced[self._own_numbers[number]]
+        return now_ns if held.in_progress else held.seen_ns
 
     def remove(self, number: int) -> int:
         """Forgets a reservation; returns its own number for it."""
         own = self._own_numbers.pop(number)
         del self._numbers[own]
+        self._enforced.pop(own).server.is_withdrawn = True
         self._releasing.discard(own)
         return own
 
-    def _end_own(self, own: int) -> None:
+    def _end_own(self, own: int) -> bool:
         number = self._numbers.get(own)
-        if number is not None:  # Unless it has ended by silence.
-            self.remove(number)
-            self._shared.release(number)
+        if number is None:
+            return True  # It has ended by silence.
+        if self._enforced[own].in_progress:
+            return False
+        self.remove(number)
+        self._shared.release(number)
+        return True
 
-    def _end_all(self) -> None:
+    def _end_all(self) -> bool:
         for number in list(self._own_numbers):
             self.remove(number)
             self._shared.release(number)
-
-
-def _reply(found: Reservation, own: int, *, is_new: bool) -> ReserveReply:
-    verdict = found.verdict
-    return ReserveReply(
-        Reserved(own, is_new, found.slot, found.terms.phase_ns, verdict.slack_ns, verdict.at_ns)
-    )
-
-
-def _checked(asked: AskedTime, client: int) -> _Asked:
-    """Checks a client's values.
-
-    Raises:
-        InvalidArgument: One is out of its range, or disagrees with another.
-    """
-    name = _name_in_ledger("name", asked.name, client, least=1)
-    terms = StreamTerms(
-        name=name,
-        period_ns=asked.period_ns,
-        deadline_ns=asked.deadline_ns,
-        jitter_ns=asked.jitter_ns,
-        phase_ns=asked.phase_ns,
-        tolerance_ns=asked.tolerance_ns,
-    )
-    if asked.chooses_phase and asked.phase_ns is None:
-        raise InvalidArgument("reservation, chooses_phase: expected a phase_ns to replace, got none")
-    if not 0 <= asked.blocker_ns <= DAY_NS:
-        raise InvalidArgument(
-            f"reservation, blocker_ns: expected from 0 to {DAY_NS} ns (a day), got {asked.blocker_ns}"
-        )
-    cost = SlotCost(duration_ns=asked.duration_ns, piece_ns=asked.duration_ns)
-    blocker = _name_in_ledger("blocker", asked.blocker, client, least=0)
-    return _Asked(terms, cost, asked.chooses_phase, blocker if asked.blocker else "", asked.blocker_ns)
-
-
-def _name_in_ledger(field: str, name: str, client: int, *, least: int) -> str:
-    if not least <= len(name) <= STREAM_NAME_CHARACTERS_MAX or not name.isprintable():
-        raise InvalidArgument(
-            f"reservation, {field}: expected {least} to {STREAM_NAME_CHARACTERS_MAX} printable characters, got"
-            f" {name[:STREAM_NAME_CHARACTERS_MAX]!r}"
-        )
-    return f"\x01{client}\x02{name}\x03"
+        return True

@@ -1,5 +1,5 @@
-"""The messages about the scheduling of a driver process: of its threads (``aionn.realtime``), and of the time that streams of its
-clients have reserved. See ``protocol`` for their way.
+"""The messages about the scheduling of a driver process: of its threads (``aionn.realtime``), of the time that streams of its
+clients have reserved, and of frames of these streams. See ``protocol`` for their way.
 
 Numbers in messages about reservations are integers of any size: the server checks them where it uses them, so that a wrong one is
 an error of that call.
@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import msgspec
 
-from aionn.errors import WouldFit
+from aionn.errors import ErrorStatus, WouldFit
+from aionn.hal import ExecutionResult, Priority
+from aionn.hal.callers import FrameReport
 from aionn.realtime import ThreadRow
 from aionn.realtime.scheduling import Lent
+from aionn.service.wire.handles import RequestOnWire
 
 __all__ = [
     "THREADS_MAX",
     "AskedTime",
     "Change",
+    "ExecuteReserved",
+    "ExecuteReservedReply",
     "GetThreads",
     "JoinScheduling",
     "Move",
@@ -166,6 +171,30 @@ class Room(msgspec.Struct, frozen=True, tag=True):
     room_ns: int
 
 
-SchedulingCall = JoinScheduling | GetThreads | Reserve | Change | Move | Release | Withdrawn | Room
+class ExecuteReserved(msgspec.Struct, frozen=True, tag=True):
+    """``Execute``, for a frame of a reservation. A message of its own, so that those of best effort are no longer."""
 
-SchedulingReply = ThreadsReply | ReserveReply | MoveReply
+    reservation: int
+    prepared: int
+    request: RequestOnWire
+    measure: bool
+    deadline_ns: int | None
+    loop_timeout_ns: int | None
+    priority: Priority | None = None
+
+
+class ExecuteReservedReply(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """The result, or without one the error; and the report about the frame, where there is one."""
+
+    result: ExecutionResult | None = None
+    status: ErrorStatus = ErrorStatus.NONE
+    message: str = ""
+    traceback: str = ""
+    report: FrameReport | None = None
+
+
+SchedulingCall = (
+    JoinScheduling | GetThreads | Reserve | Change | Move | Release | Withdrawn | Room | ExecuteReserved
+)
+
+SchedulingReply = ThreadsReply | ReserveReply | MoveReply | ExecuteReservedReply

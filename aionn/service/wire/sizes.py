@@ -57,7 +57,7 @@ TEXT_CHARACTERS_MAX = 1000
 
 MODEL_KINDS = frozenset({"SupportedOperations", "PrepareModel"})
 
-_REQUEST_KINDS = frozenset({"Execute", "Launch", "ExecuteFenced", "CreateExecution"})
+_REQUEST_KINDS = frozenset({"Execute", "ExecuteReserved", "Launch", "ExecuteFenced", "CreateExecution"})
 
 _INLINE_BYTES_MAX = {
     **dict.fromkeys(MODEL_KINDS, MODEL_INLINE_BYTES_MAX),
@@ -69,6 +69,7 @@ _INLINE_BYTES_MAX = {
     "ThreadsReply": INLINE_BYTES_MAX,
     "Allocate": 16 << 10,
     "ExecuteReply": 16 << 10,
+    "ExecuteReservedReply": 16 << 10,
     "Failed": 16 << 10,
     "Notify": 16 << 10,
 }

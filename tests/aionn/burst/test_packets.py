@@ -92,7 +92,7 @@ def test_limits_survive_the_wire_at_the_end_of_a_packet(
     packet = head + encode_limits(deadline_ns, loop_timeout_ns)
     expected = BurstRequest(REQUEST.inputs, REQUEST.outputs, SLOTS, True, True, deadline_ns, loop_timeout_ns)
     assert decode_request(packet) == expected
-    assert split_limits(packet) == (head, deadline_ns, loop_timeout_ns)
+    assert split_limits(packet) == (head, deadline_ns, loop_timeout_ns, None)
     assert split_limits(encode_request(REQUEST, SLOTS, measure=True)) is None
 
 

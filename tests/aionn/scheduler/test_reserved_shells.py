@@ -5,11 +5,13 @@ import random
 import anyio
 import pytest
 
-from aionn.errors import MissedDeadline, ResourceExhausted
+from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import Priority
 from aionn.scheduler.bandwidth import BandwidthServer, Label
 from aionn.scheduler.dispatcher import PREEMPTED_MAX, Dispatcher
-from aionn.scheduler.job import RESERVED, JobState
+from aionn.scheduler.job import NEVER_NS, RESERVED, JobState
+from aionn.scheduler.plain_policy import PlainPolicy
+from aionn.scheduler.reservations.calls import ReservedCall
 from tests.aionn.scheduler.test_shared_slots import Bench, Noted
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
@@ -183,16 +185,39 @@ async def test_frame_that_becomes_late_is_reported_before_its_deadline():
     dispatcher.release(held)
 
 
+def test_frame_is_sent_immediately_where_the_device_orders_it_and_holds_no_slot():
+    shell = Shell()
+    shell.dispatcher.passes_frames = True
+    best = shell.enter()
+    reserved = make_server()
+    frames = [shell.enter(reserved=reserved), shell.enter(reserved=make_server())]
+    assert all(frame.state is JobState.RUNNING and frame.is_launched for frame in frames)
+    early = shell.enter(reserved=reserved)
+    assert early.state is JobState.WAITING, "it is best effort"
+    assert shell.dispatcher.explain().count("at the device: ") == 2 and shell.dispatcher.busy_count == 1
+    shell.now = 400
+    shell.dispatcher.leave(frames[0])
+    shell.dispatcher.release(frames[1])
+    assert reserved.debt_ns == 0 and frames[0].frame.label is None, "it has waited there, perhaps"
+    with pytest.raises(InvalidArgument):
+        shell.dispatcher.release(frames[1])
+    shell.dispatcher.release(best)
+    assert early.state is JobState.RUNNING
+    shell.dispatcher.release(early)
+    assert shell.dispatcher.explain() == "slot 0: free"
+
+
 # --- The queue of a driver ------------------------------------------------------------------------------------------
 
 
 class Reserved(Bench):
     """A device with reserved streams."""
 
-    def frame(self, name, *, server=None, **more):
+    def frame(self, name, *, server=None, room=NEVER_NS, **more):
         server = make_server(**more) if server is None else server
         job = self.jobs[name] = Noted(self.log, name, MEDIUM, self.now_ns + server.deadline_ns, owner=name)
-        self.slots.enter_reserved(job, server)
+        job.call = ReservedCall(server, room)
+        self.slots.enter_reserved(job, job.call)
         return job
 
 
@@ -249,10 +274,95 @@ def test_early_frame_is_best_effort_or_rejected():
     early = bench.frame("early", server=server)
     assert early.rank == int(MEDIUM) and server.counts[Label.EARLY] == 1
     server.may_run_lower = False
-    with pytest.raises(ResourceExhausted, match="has reserved no time for it"):
+    with pytest.raises(MissedDeadline, match="has reserved no time for it"):
         bench.frame("rejected", server=server)
     del bench.jobs["rejected"]
     assert bench.run_all() == ["first", "early"]
+
+
+def test_report_has_the_label_and_the_time_that_the_frame_had_its_slot_for():
+    bench = Reserved()
+    server = make_server(duration=10)
+    for took, label in ((10, None), (25, "overran")):
+        frame = bench.frame(f"took{took}", server=server)
+        bench.now_ns += took
+        bench.slots.release(frame)
+        report = frame.call.report()
+        assert (report and report.label) == label
+        bench.now_ns += 1000
+    assert report.held_ns == 25 and not report.is_by_other
+    paying = bench.frame("paying", server=server)
+    assert paying.call.report().label == "overran" and not paying.frame.is_reserved
+
+
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_overrun_is_reported_whether_or_not_others_have_waited(is_planned):
+    bench = Reserved()
+    frame = bench.frame("frame", duration=10)
+    if is_planned:
+        bench.enter("waits")
+    bench.now_ns = 11
+    bench.slots.release(frame)
+    assert frame.call.report().label == "overran"
+
+
+@pytest.mark.parametrize("owner", ["frame", "another"])
+@pytest.mark.parametrize("is_still_there", [False, True])
+def test_lost_frame_says_that_another_client_has_blocked_it(owner, is_still_there):
+    bench = Reserved()
+    bench.enter("long", owner=owner)
+    frame = bench.frame("frame", deadline=100, room=50)
+    bench.now_ns = 200
+    if is_still_there:
+        bench.enter("decides", LOW)
+    else:
+        bench.slots.release(bench.jobs["long"])
+    assert ("frame", None) in bench.log, "it is started without a slot, to fail"
+    report = frame.call.report()
+    assert (report.label, report.is_by_other) == ("blocked", owner == "another")
+
+
+def test_frame_behind_one_that_overran_is_blocked_by_its_client():
+    bench = Reserved()
+    first = bench.frame("first", deadline=90, duration=10)
+    second = bench.frame("second", deadline=100, duration=10)
+    bench.now_ns = 95
+    bench.slots.release(first)
+    assert second.slot == 0
+    bench.now_ns = 104
+    bench.slots.release(second)
+    report = second.call.report()
+    assert (report.label, report.is_by_other) == ("blocked", True)
+    assert first.call.report().label == "overran"
+
+
+def test_frame_that_waits_no_longer_than_admission_allows_has_no_label():
+    bench = Reserved()
+    bench.enter("short", owner="another")
+    frame = bench.frame("frame", deadline=100, room=50)
+    bench.now_ns = 40
+    bench.slots.release(bench.jobs["short"])
+    bench.now_ns = 50
+    bench.slots.release(frame)
+    assert frame.call.report() is None
+
+
+def test_look_lets_a_frame_without_a_budget_be_preempted():
+    bench = Reserved(can_preempt=True)
+    long = bench.frame("long", deadline=100, duration=10)
+    bench.frame("later", deadline=500)
+    bench.now_ns = 11
+    assert long.preemptions == 0
+    bench.slots.look()
+    assert long.preemptions == 1
+
+
+def test_policy_without_a_class_for_frames_has_them_as_best_effort():
+    bench = Reserved(policy=PlainPolicy())
+    bench.enter("holder", HIGH)
+    frame = bench.frame("frame")
+    bench.enter("high", HIGH)
+    assert frame.call.report() is None and bench.run_all() == ["holder", "high", "frame"]
 
 
 def test_withdrawal_makes_waiting_frames_best_effort():

@@ -38,8 +38,10 @@ from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import Error, ErrorStatus, InvalidArgument, ResourceExhausted, status_of
 from aionn.hal import ExecutionPreference, ExecutionResult, Model, OutputShape, Priority
 from aionn.service.host import process as host
-from aionn.service.wire import protocol
+from aionn.service.host.reservations import ServedReservations
+from aionn.service.wire import protocol, scheduling_messages
 from aionn.service.wire.handles import RequestOnWire
+from aionn.service.wire.peers import Peer
 from tests.support.conformance_data import small_sample
 from tests.support.mutator import mutate, mutate_bytes
 
@@ -229,6 +231,9 @@ def example_messages() -> list[protocol.Message]:
     """Calls of many kinds, without descriptors but for those of a request's pools."""
     model = add_model()
     preference, priority = ExecutionPreference.LOW_POWER, Priority.HIGH
+    asked = scheduling_messages.AskedTime(
+        name="gate", period_ns=10**9, deadline_ns=10**9, jitter_ns=10**6, duration_ns=10**6
+    )
     bodies: list[Any] = [
         protocol.Hello(protocol.PROTOCOL_VERSION),
         protocol.GetStatus(),
@@ -239,6 +244,12 @@ def example_messages() -> list[protocol.Message]:
         protocol.FreeMemorySlot(1, 0),
         protocol.EndBurst(1),
         protocol.CancelCall(3),
+        scheduling_messages.Reserve(asked),
+        scheduling_messages.Change(1, msgspec.structs.replace(asked, phase_ns=2**40, tolerance_ns=1)),
+        scheduling_messages.Move(1, 2**40),
+        scheduling_messages.Release(1),
+        scheduling_messages.Withdrawn(1, "silent"),
+        scheduling_messages.Room(1_000),
     ]
     return [protocol.Call(index + 1, body) for index, body in enumerate(bodies)]
 
@@ -248,6 +259,8 @@ def test_mutated_messages_are_decoded_or_refused() -> None:
     with RequestPools(add_model(), [np.zeros((1, 4), np.float32)]) as pools:
         body = protocol.Execute(1, RequestOnWire.of(pools.request), True, None, None)
         messages.append(protocol.Call(99, body))
+        frame = scheduling_messages.ExecuteReserved(1, 1, RequestOnWire.of(pools.request), True, None, None)
+        messages.append(protocol.Call(100, frame))
         decoded = 0
         for seed in seeds(MESSAGES, 1):
             rng = random.Random(seed)
@@ -264,13 +277,17 @@ async def served(device: ReferenceDevice) -> AsyncIterator[Callable[[], socket.s
     """A driver's service in this process, and a way to get connections to it."""
     async with anyio.create_task_group() as tasks:
         opened: list[socket.socket] = []
+        ledger = ServedReservations(device.info.name, device.info.slots, share=1.0)
 
         def connect() -> socket.socket:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
             opened.append(ours)
-            tasks.start_soon(host.serve, device, theirs)
+            tasks.start_soon(serve, theirs)
             return ours
+
+        async def serve(theirs: socket.socket) -> None:
+            await host.serve(device, theirs, reservations=ledger.client(None, Peer(), theirs))
 
         try:
             yield connect

@@ -19,6 +19,7 @@ from aionn.hal.device import Device
 from aionn.scheduler.ledger import SILENCE_NS, Ledger
 from aionn.service.host import reservations as host
 from aionn.service.host.admission import ClientLimits
+from aionn.service.host.asked_time import WAY_NS
 from aionn.service.host.reservations import ServedReservations
 from aionn.service.wire.peers import Peer
 from aionn.service.wire.protocol import Done
@@ -59,7 +60,9 @@ def alone(serving: Any) -> Callable[..., Any]:
     """Makes a served device with one slot, all of which a process may reserve unless stated otherwise."""
 
     async def make(share: float = 1.0, **options: Any) -> Any:
-        return await serving(one_slot(), limits=ClientLimits(reserved_share=share), **options)
+        return await serving(
+            one_slot(), limits=ClientLimits(reserved_share=share, reserved_share_per_user=1.0), **options
+        )
 
     return make
 
@@ -91,22 +94,21 @@ async def admitted(client: Any, asked: AskedTime = HALF) -> Any:
 
 
 async def test_second_client_is_refused_with_a_counter_offer_until_the_first_releases(alone: Any) -> None:
+    often = msgspec.structs.replace(HALF, period_ns=4 * MS, deadline_ns=20 * MS, duration_ns=1_900_000)
     async with clients_of(await alone()) as (first, second):
         held = await reserving(first)
         with pytest.raises(
             NotAdmitted, match=r'stream "gate" on reference/0: the reserved streams take 0.500'
         ) as e:
-            await reserving(second)
+            await reserving(second, often)
         assert not e.value.transient and e.value.reason in str(e.value)
         assert e.value.would_fit.period_ns is not None
-        longer = msgspec.structs.replace(
-            HALF, period_ns=e.value.would_fit.period_ns, deadline_ns=e.value.would_fit.period_ns
-        )
+        longer = msgspec.structs.replace(often, period_ns=e.value.would_fit.period_ns)
         offered = await reserving(second, longer)
         second.ledger.release(offered)
         first.ledger.release(held)
         found = await admitted(second)
-        assert found.reserved.slot == 0 and found.reserved.slack_ns == 5 * MS
+        assert found.reserved.slot == 0 and found.reserved.slack_ns == 5 * MS - WAY_NS
 
 
 async def test_client_that_leaves_takes_its_reservations_with_it(alone: Any) -> None:
@@ -206,6 +208,41 @@ async def test_process_has_a_bounded_number_of_reservations(
             await reserving(second, little)
         first.ledger.release(held[0])
         await admitted(second, little)
+
+
+async def test_processes_of_a_user_hold_no_more_than_the_share_of_users() -> None:
+    shared = ServedReservations("npu", 1, share=0.75, user_share=0.8)
+    channel: Any = None
+    clients = [shared.client(f"pid {i}", Peer(), i, user=user) for i, user in enumerate((1000, 1000, 1001))]
+
+    async def asked(client: Any, duration_ns: int) -> Any:
+        return await client.handle(Reserve(msgspec.structs.replace(HALF, duration_ns=duration_ns)), channel)
+
+    assert (await asked(clients[0], 6 * MS)).reserved is not None
+    refusal = (await asked(clients[1], 3 * MS)).refusal
+    assert 'clients of user "1000" hold a share of 0.600 of a slot and may hold 0.800' in refusal.message
+    refusal = (await asked(clients[0], 2 * MS)).refusal
+    assert 'client "pid 0" holds a share of 0.600 of a slot and may hold 0.750' in refusal.message
+    own = (await asked(clients[1], 2 * MS)).reserved.reservation
+    assert (await asked(clients[2], MS)).reserved is not None
+    less = Change(own, msgspec.structs.replace(HALF, duration_ns=MS))
+    assert not (await clients[1].handle(less, channel)).reserved.is_new
+    more = Change(own, HALF)
+    assert "of user" in (await clients[1].handle(more, channel)).refusal.message
+
+
+async def test_processes_of_a_user_have_a_bounded_number_of_reservations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "OF_USER_MAX", 3)
+    little = Reserve(msgspec.structs.replace(HALF, duration_ns=1000))
+    shared, channel = ServedReservations("npu", 1, share=1.0), None
+    replies: list[Any] = []
+    for process, user in enumerate((1000, 1000, 1000, 1000, 1001)):
+        client = shared.client(f"pid {process}", Peer(), process, user=user)
+        replies.append(await client.handle(little, channel))  # type: ignore[arg-type]
+    assert [reply.reserved is not None for reply in replies] == [True, True, True, False, True]
+    assert "the processes of this user have 3 reservations already" in replies[3].refusal.message
 
 
 async def test_storm_of_reservations_and_releases_leaves_nothing(alone: Any) -> None:
@@ -321,7 +358,7 @@ async def test_holders_get_the_limit_of_best_effort(alone: Any) -> None:
         await reserving(first)
         await admitted(second, msgspec.structs.replace(HALF, duration_ns=3 * MS))
         with anyio.fail_after(LIMIT_S):
-            while not rooms_ns or rooms_ns[-1] != 2 * MS:
+            while not rooms_ns or rooms_ns[-1] != 2 * MS - WAY_NS:
                 await anyio.sleep(0.002)
 
 
@@ -334,27 +371,69 @@ async def test_silent_reservation_ends_when_others_need_its_time_and_a_used_one_
         post = staticmethod(notices.append)
         begin = staticmethod(lambda notice: None)
 
-    class Burst:
-        is_used = True
+    channel: Any = Channel()
+    first, second = (shared.client(f"pid {i}", Peer(), i) for i in range(2))
+    answer: Any = await first.handle(Reserve(HALF), channel)
+    number = answer.reserved.reservation
 
-        def was_used_since(self, since_s: float) -> bool:
-            return self.is_used
+    async def is_admitted() -> bool:
+        reply: Any = await second.handle(Reserve(HALF), channel)
+        return reply.reserved is not None
 
-    burst, channel = Burst(), Channel()
-    peers = [Peer(), Peer()]
-    peers[0].bursts.add(burst)
-    first, second = (shared.client(f"pid {i}", peer, i) for i, peer in enumerate(peers))
-    answer = await first.handle(Reserve(HALF), channel)  # type: ignore[arg-type]
     clock[0] += SILENCE_NS
-    assert (await second.handle(Reserve(HALF), channel)).refusal is not None  # type: ignore[arg-type, union-attr]
-    burst.is_used = False
-    clock[0] += SILENCE_NS
-    assert (await second.handle(Reserve(HALF), channel)).reserved is not None  # type: ignore[arg-type, union-attr]
+    with first.executing(number):
+        pass  # A frame.
+    assert not await is_admitted()
+    with first.executing(number):
+        clock[0] += SILENCE_NS
+        assert not await is_admitted(), "a frame of it is in progress"
+    clock[0] += SILENCE_NS - 1
+    assert not await is_admitted()
+    clock[0] += 1
+    assert await is_admitted()
     await shared._send_notices()
-    assert Withdrawn(answer.reserved.reservation, "silent") in notices  # type: ignore[union-attr]
+    assert Withdrawn(number, "silent") in notices
     with pytest.raises(InvalidArgument, match="has no reservation"):
-        await first.handle(Change(answer.reserved.reservation, HALF), channel)  # type: ignore[arg-type, union-attr]
+        await first.handle(Change(number, HALF), channel)
+    with first.executing(number) as report:
+        assert report() is None  # It is executed all the same: its client may not have read the notice.
     assert shared.counts()["silent"] == 1
+
+
+async def test_client_that_reserves_everything_and_sends_nothing_keeps_others_out_for_half_a_minute() -> None:
+    clock = [10**15]
+    shared = ServedReservations("npu", 1, share=0.75, now=lambda: clock[0])
+    notices: list[Any] = []
+
+    class Channel:
+        post = staticmethod(notices.append)
+        begin = staticmethod(lambda notice: None)
+
+    channel: Any = Channel()
+    greedy, other = (shared.client(f"pid {i}", Peer(), i) for i in range(2))
+
+    async def is_admitted(client: Any, duration_ns: int) -> bool:
+        asked = msgspec.structs.replace(HALF, duration_ns=duration_ns)
+        return (await client.handle(Reserve(asked), channel)).reserved is not None
+
+    count = 0
+    while await is_admitted(greedy, 400_000):
+        count += 1
+    assert count == 18, "three quarters of the time"
+    assert await is_admitted(other, MS), "the rest is for others"
+    assert not await is_admitted(other, 5 * MS)
+    with other.executing(1):
+        pass
+    clock[0] += SILENCE_NS - 1
+    assert not await is_admitted(other, 5 * MS)
+    with other.executing(1):
+        pass
+    clock[0] += 1
+    assert await is_admitted(other, 5 * MS)
+    await shared._send_notices()
+    ended = [notice for notice in notices if isinstance(notice, Withdrawn)]
+    assert sorted(notice.reservation for notice in ended) == list(range(1, count + 1))
+    assert {notice.why for notice in ended} == {"silent"} and shared.counts()["silent"] == count
 
 
 async def test_process_that_ends_admits_nothing_new() -> None:

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from aionn.drivers.reference import ReferenceDevice
-from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
+from aionn.errors import Error, ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted, WouldFit
 from aionn.hal import (
     BufferDesc,
     BufferRole,
@@ -35,12 +35,15 @@ from aionn.hal import (
     Request,
     Timing,
 )
+from aionn.hal.callers import FrameReport
 from aionn.models.builder import GraphBuilder
+from aionn.service.host.reservations import ServedReservations
 from aionn.service.host.session import Session
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.handles import CacheOnWire, PoolOnWire, RequestOnWire, close_gently
 from aionn.service.wire.large import in_memory
+from aionn.service.wire.peers import Peer
 from aionn.service.wire.protocol import (
     DESCRIPTORS_MAX,
     DESCRIPTORS_WITH_MESSAGE_MAX,
@@ -77,6 +80,21 @@ from aionn.service.wire.repetition import (
     ForgetMemory,
     RecallMemories,
 )
+from aionn.service.wire.scheduling_messages import (
+    AskedTime,
+    Change,
+    ExecuteReserved,
+    ExecuteReservedReply,
+    Move,
+    MoveReply,
+    Refusal,
+    Release,
+    Reserve,
+    Reserved,
+    ReserveReply,
+    Room,
+    Withdrawn,
+)
 from fences import SyncFence
 
 ALLOWED = {
@@ -87,6 +105,20 @@ ALLOWED = {
     ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT,
     ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT,
 }
+
+
+ASKED = AskedTime(
+    name="gate",
+    period_ns=10**8,
+    deadline_ns=10**8,
+    jitter_ns=10**6,
+    duration_ns=10**5,
+    blocker="enhance",
+    blocker_ns=1,
+)
+
+
+PHASED = msgspec.structs.replace(ASKED, phase_ns=2**62, tolerance_ns=10, chooses_phase=True)
 
 
 def calls(small: Any) -> list[Any]:
@@ -118,6 +150,13 @@ def calls(small: Any) -> list[Any]:
         Compute(3, None),
         ComputeFenced(3, (SyncFence.signalled(),), None, 10**9),
         ForgetMemory(7),
+        Reserve(ASKED),
+        Change(1, PHASED),
+        Move(1, 2**40),
+        Release(2),
+        Withdrawn(1, "silent"),
+        Room(10**6),
+        ExecuteReserved(1, 1, request, True, None, 10**9, Priority.HIGH),
     ]
 
 
@@ -136,10 +175,35 @@ def test_messages_come_out_as_they_went_in(small: Any) -> None:
         assert read_envelope(payload) == (True, number)
         del keep
     result = ExecutionResult(True, (OutputShape((2, 0), True),), Timing(1, 2))
-    for reply in (ExecuteReply(result), AllocateReply(1, 2), Failed(ErrorStatus.DEAD_OBJECT, "gone")):
+    replies = (
+        ExecuteReply(result),
+        AllocateReply(1, 2),
+        Failed(ErrorStatus.DEAD_OBJECT, "gone"),
+        ReserveReply(Reserved(1, True, 0, None, 5, 7)),
+        ReserveReply(refusal=Refusal("there is no room", "no", WouldFit(period_ns=10))),
+        MoveReply(True),
+        ExecuteReservedReply(result),
+        ExecuteReservedReply(result, report=FrameReport("overran", 2**40)),
+        ExecuteReservedReply(
+            status=ErrorStatus.MISSED_DEADLINE_TRANSIENT,
+            message="late",
+            report=FrameReport("blocked", 1, True),
+        ),
+    )
+    for reply in replies:
         assert decode(encode(Reply(7, reply))[0], []) == Reply(7, reply)
     notice = Notify(1, ErrorStatus.NONE, (OutputShape((1,)),), Timing())
     assert decode(encode(Call(0, notice))[0], []) == Call(0, notice)
+
+
+def test_best_effort_has_no_byte_for_reservations(small: Any) -> None:
+    request = RequestOnWire.of(small.Sum().request)
+    payload, _, _ = encode(Call(1, Execute(1, request, False, None, None)))
+    assert b"reserv" not in payload
+    reply, _, _ = encode(Reply(1, ExecuteReply(ExecutionResult())))
+    assert b"report" not in reply
+    reserved, _, _ = encode(Reply(1, ExecuteReservedReply(ExecutionResult())))
+    assert len(reserved) == len(reply) + len("Reserved")
 
 
 def test_tokens_and_memories_of_a_request_keep_their_places() -> None:
@@ -289,6 +353,9 @@ async def fuzz_session(small: Any, seed: int, count: int) -> set[str]:
             memory_bytes=1 << 20, prepared_models=64, buffers=16, bursts=4, executions=64, fenced=64
         )
         session = Session(device, portal, tasks, quotas=quotas, progress=Progress(None))
+        ledger = ServedReservations("reference", device.info.slots, share=1.0)
+        reservations = ledger.client(None, Peer(), session)
+        handle = reservations.before(session.handle, session.greeted.is_set, lambda: False)
         channel: Any = _NoChannel()
         await session.handle(Hello(PROTOCOL_VERSION), channel)
         model = small.sum_model()
@@ -297,6 +364,7 @@ async def fuzz_session(small: Any, seed: int, count: int) -> set[str]:
         await session.handle(Allocate(BufferDesc(), (1,), (BufferRole(0, 0),), (BufferRole(0, 0),)), channel)
         request = RequestOnWire.of(small.Sum().request)
         await session.handle(CreateExecution(1, request, False, None), channel)
+        await handle(Reserve(PHASED), channel)
         bodies = calls(small)
         encoded = [encode(Call(i, body)) for i, body in enumerate(bodies)]
         payloads = [payload for payload, _, _ in encoded]
@@ -314,7 +382,7 @@ async def fuzz_session(small: Any, seed: int, count: int) -> set[str]:
                 continue
             try:
                 with anyio.fail_after(20):
-                    reply = await session.handle(message.body, channel)
+                    reply = await handle(message.body, channel)
                 answered.add(type(reply).__name__)
             except Error as e:
                 assert e.status in ALLOWED, e
@@ -326,6 +394,10 @@ async def fuzz_session(small: Any, seed: int, count: int) -> set[str]:
         await prepared.execute_synchronously(work.request)
         assert work.is_right
         await session.aclose()
+        reservations.leave()
+        ledger.look()
+        counts = ledger.counts()
+        assert counts["admitted"] == counts["released"] and not ledger._holders
         assert device.memories is not None and device.memories.used_bytes == 0
         tasks.cancel_scope.cancel()
     await device.aclose()
@@ -354,6 +426,9 @@ async def test_session_survives_mutated_calls(small: Any) -> None:
         "PrepareModelReply",
         "ExecuteReply",
         "CreateExecutionReply",
+        "ReserveReply",
+        "MoveReply",
+        "ExecuteReservedReply",
     } <= answered
 
 

@@ -89,7 +89,12 @@ async def served(folder, share=1.0):
 
     async def serve():
         with serving:
-            await listen(device, path, limits=ClientLimits(reserved_share=share), started=started)
+            await listen(
+                device,
+                path,
+                limits=ClientLimits(reserved_share=share, reserved_share_per_user=1.0),
+                started=started,
+            )
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(serve)
@@ -199,7 +204,9 @@ async def test_streams_of_two_runtimes_share_the_ledger(tmp_path, measured_as):
         nets = [await runtime.compile(identity()) for runtime in (first, second)]
         async with nets[0].burst() as mine, nets[1].burst() as theirs:
             async with mine.stream(camera(), **TERMS) as results:
-                assert results.reservation.slack_ns == 1_950_000_000
+                assert (
+                    results.reservation.slack_ns == 1_949_000_000
+                )  # The way to the device takes 1 ms at most.
                 assert not await admitted(theirs)
                 measured_as(1.0)
                 await results.change()  # Terms that demand less replace the old ones.
