@@ -113,8 +113,11 @@ class DrainTable:
         if has_unread:
             if self._idle_ns is None:
                 self._idle_ns = now_ns
-            # A client has until the deadline of the last execution to read its answer, as far as that is near.
-            until_ns = min(max(self._bound_ns, self._idle_ns + GRACE_NS), self._idle_ns + UNREAD_NS_MAX)
+            # A client has until the deadline of the last execution to read its answer, as far as that is near. Where all executions
+            # had ended before the first look, no deadline is known, and the answer may be wanted for long.
+            until_ns = self._idle_ns + UNREAD_NS_MAX
+            if self._bound_ns:
+                until_ns = min(max(self._bound_ns, self._idle_ns + GRACE_NS), until_ns)
             if now_ns < until_ns:
                 return self.state
         return self._move(DrainEvent.IDLE)

@@ -98,6 +98,14 @@ def test_answers_are_kept_until_they_are_read_but_not_without_a_limit() -> None:
     assert near.look(10 + GRACE_NS, [], has_unread=True) is DrainState.DRAINED, "its deadline has passed"
 
 
+def test_answers_of_executions_that_ended_before_the_drain_are_kept_as_long_as_those_of_others() -> None:
+    table = draining()
+    for now_ns in (5, 5 + GRACE_NS, 5 + UNREAD_NS_MAX - 1):
+        assert table.look(now_ns, [], has_unread=True) is DrainState.DRAINING
+    assert table.look(5 + UNREAD_NS_MAX, [], has_unread=True) is DrainState.DRAINED
+    assert draining().look(5, [], has_unread=False) is DrainState.DRAINED
+
+
 class Draining(NamedTuple):
     device: ReferenceDevice
     drain: Drain
