@@ -13,7 +13,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
+import anyio
 import msgspec
 
 from aionn.drivers.simulated.profiles import DeviceProfile
@@ -29,6 +31,10 @@ from aionn.scheduler.admission import (
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.ledger import Ledger, ReservableSlot, Reservation
 from aionn.scheduler.planning_policy import PlanPolicy
+from aionn.service.host.asked_time import checked
+from aionn.service.host.reservations import ServedReservations
+from aionn.service.wire.peers import Peer
+from aionn.service.wire.scheduling_messages import AskedTime, Release
 from aionn.simulation.baselines import POLICIES
 from aionn.simulation.checkers import broken_guarantees
 from aionn.simulation.engine import Engine
@@ -47,6 +53,14 @@ SPAN_NS = 400_000_000
 NOISE = 0.1
 STREAMS = 50
 """Streams on the slot whose decisions are timed."""
+
+MANY_STREAMS = 300
+"""The same for a served device with more applications than a machine has, as a rule."""
+
+APPLICATIONS = 10
+DECISIONS_OF_A_SET = 25
+UNUSED: Any = None
+"""The channel of a client to which nothing is sent."""
 
 
 @dataclass
@@ -447,12 +461,66 @@ def decisions(report: Report, rounds: int) -> None:
         report.add(single(f"decision, {STREAMS} streams, {kind}, p99", "ms", [p99], at_most(5)))
 
 
+async def served_decisions(report: Report, sets: int, streams: int) -> None:
+    """Processor time of a decision in the process of a served device, among the streams of ten applications on its slot."""
+    source = random.Random(2)
+    times: dict[str, list[float]] = {"admit": [], "refuse": []}
+    for _ in range(sets):
+        shared = ServedReservations("npu", 1, share=1.0)
+        clients = [shared.client(f"pid {number}", Peer(), number) for number in range(APPLICATIONS)]
+        load, held = source.uniform(0.3, 0.8), 0
+        for index in range(2 * streams):
+            period_ns = source.choice(PERIODS_MS) * 1_000_000 + source.randrange(1000)
+            deadline_ns = int(period_ns * source.uniform(0.6, 1.0))
+            asked = AskedTime(
+                name=f"s{index}",
+                period_ns=period_ns,
+                deadline_ns=deadline_ns,
+                jitter_ns=deadline_ns // 10,
+                duration_ns=max(1000, int(period_ns * load / streams * source.uniform(0.2, 1.8))),
+            )
+            try:
+                shared.reserve(clients[index % APPLICATIONS], checked(asked, 1), None)
+                held += 1
+            except NotAdmitted:
+                continue
+            if held == streams - 1:
+                break
+        for _ in range(DECISIONS_OF_A_SET):
+            for duration_ns in (10_000, 30_000_000):
+                asked = AskedTime(
+                    name="new",
+                    period_ns=33_333_333 + source.randrange(1000),
+                    deadline_ns=32_000_000,
+                    jitter_ns=1_000_000,
+                    duration_ns=duration_ns,
+                )
+                start = time.process_time()
+                try:
+                    reply = shared.reserve(clients[0], checked(asked, 1), None)
+                    found = "admit"
+                except NotAdmitted:
+                    found = "refuse"
+                times[found].append(time.process_time() - start)
+                if found == "admit":
+                    assert reply.reserved is not None
+                    await clients[0].handle(Release(reply.reserved.reservation), UNUSED)
+    for kind, taken in times.items():
+        taken.sort()
+        p99 = taken[int(0.99 * (len(taken) - 1))] * 1e3
+        report.note(f"served, {kind}: {len(taken)} decisions, p50 {taken[len(taken) // 2] * 1e3:.2f} ms")
+        goal = at_most(5) if streams == STREAMS else None
+        report.add(single(f"decision, served, {streams} streams, {kind}, p99", "ms", [p99], goal))
+
+
 def main() -> None:
     """Runs the benchmark."""
     chosen = options(__doc__)
     report = Report(chosen)
     sets = QUICK_SETS if chosen.quick else SETS
     decisions(report, 50 if chosen.quick else 500)
+    for streams in (STREAMS, MANY_STREAMS):
+        anyio.run(served_decisions, report, 4 if chosen.quick else 20, streams)
     tightness_of_test(report, sets // 4)
     best_effort(report, sets // 4)
     noisy(report, sets // 4)
