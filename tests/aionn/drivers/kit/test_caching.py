@@ -404,7 +404,7 @@ class Sizes:
             self.largest, self.all_read = max(self.largest, count), self.all_read + count
             return count
 
-        def counted_add(saving: Any, block: memoryview) -> bool:
+        def counted_add(saving: Any, block: memoryview) -> list[tuple[int, int]]:
             self.largest = max(self.largest, len(block))
             return add(saving, block)
 

@@ -11,8 +11,18 @@ import msgspec
 import numpy as np
 import pytest
 
+from aionn.drivers.kit import caching
 from aionn.errors import InvalidArgument
-from aionn.hal import DataLocation, Device, Memory, MemoryKind, OperandLifeTime, OperandType, OperationType
+from aionn.hal import (
+    CacheFiles,
+    DataLocation,
+    Device,
+    Memory,
+    MemoryKind,
+    OperandLifeTime,
+    OperandType,
+    OperationType,
+)
 from aionn.models.builder import GraphBuilder
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -136,3 +146,17 @@ async def test_burst_keeps_the_memory_that_came_with_an_identifier_first(device:
     await burst.execute_synchronously(mixed, [3, 1, 2])
     np.testing.assert_array_equal(small.output(request), 2 * A.ravel() + 1)
     await burst.aclose()
+
+
+@pytest.mark.parametrize("left", [0, 1, caching.STEP_BYTES, 3 * caching.STEP_BYTES - 1])
+def test_pool_that_became_shorter_leaves_no_saving(left: int) -> None:
+    pool_fd, *files = fds = [os.memfd_create(name) for name in ("pool", "model", "data")]
+    os.ftruncate(pool_fd, 3 * caching.STEP_BYTES)
+    pool = Memory.from_fd(pool_fd, kind=MemoryKind.MMAP_FD)
+    os.ftruncate(pool_fd, left)
+    contents = caching.CacheContents([b"model"], [caching.Parts((b"values", pool))])
+    with pytest.raises(OSError, match="became shorter"):
+        caching.save(CacheFiles(files[:1], files[1:], bytes(32)), contents, driver="one")
+    assert [os.fstat(fd).st_size for fd in files] == [0, 0]
+    for fd in fds:
+        os.close(fd)
