@@ -76,6 +76,7 @@ def test_message_is_a_text_of_the_code(message: str, sources: dict[str, str]) ->
 
 MISTAKES = {
     "deadline: expected nanoseconds on the monotonic clock, got ...": "await net.execute([X], deadline=33_000_000)",
+    "...: ... must be a whole number of ns or None, got ...": "await net.execute([X], deadline=0.033)",
     "after: expected at most ... seconds (a day), got ...; ...": "aionn.after(33_000_000)",
     "...: the deadline had passed before the start, too late by ...": "await net.execute([X], deadline=aionn.now_ns() - 5)",
     "stream, deadline: expected a function from an item to its deadline, got ...; ...": (
@@ -122,6 +123,8 @@ PROGRAMS = {
     "'...' object is not iterable": "for result in burst.stream(once()): pass",
     "'async with' outside async function": "exec('async with aionn.open(): pass')",
     "asyncio.run() cannot be called from a running event loop": "asyncio.run(once())",
+    "Already running asyncio in this thread": "anyio.run(once)",
+    "module 'aionn' has no attribute 'open'": "type(aionn)('aionn').open()",
     "takes 2 positional arguments but 3 were given": "await net.execute(X, X)",
     "'Result' object is not subscriptable": "(await net.execute([X]))[0]",
 }
@@ -135,8 +138,14 @@ async def mistaken(program: str) -> str:
     async def once() -> AsyncIterator[Any]:
         yield X
 
-    names: dict[str, Any] = {"aionn": aionn, "asyncio": asyncio, "pickle": pickle, "SyncFence": SyncFence}
-    names |= {"X": X, "once": once, "PICTURE": PICTURE, "contradicting_model": contradicting_model}
+    names: dict[str, Any] = {"aionn": aionn, "anyio": anyio, "asyncio": asyncio, "pickle": pickle}
+    names |= {
+        "SyncFence": SyncFence,
+        "X": X,
+        "once": once,
+        "PICTURE": PICTURE,
+        "contradicting_model": contradicting_model,
+    }
     async with aionn.open(drivers=["reference"], isolation="in_process") as runtime:
         net = await runtime.compile(identity((4,)))
         with MessageQueue.create(1, 64) as names["QUEUE"]:
