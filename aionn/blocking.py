@@ -32,6 +32,7 @@ import aionn.runtime.memory.own as asynchronous_memory
 import aionn.runtime.runtime as asynchronous_runtime
 from aionn.errors import InvalidArgument, NotAdmitted
 from aionn.hal import DeviceStatus, Model, Priority
+from aionn.runtime.background import InThisProcess
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.executions.results import (
     ExecutionState,
@@ -70,7 +71,7 @@ _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 
 
-class _Closing(abc.ABC):
+class _Closing(InThisProcess, abc.ABC):
     """An object that a ``with`` statement closes."""
 
     @abc.abstractmethod
@@ -300,7 +301,7 @@ class Compilation(_Closing):
         self._loop.end(self._compilation.aclose)
 
 
-class Execution:
+class Execution(InThisProcess):
     """An execution under way; see ``aionn.Execution``."""
 
     def __init__(self, loop: LoopThread, execution: asynchronous_execution.Execution) -> None:

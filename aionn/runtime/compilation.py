@@ -21,7 +21,7 @@ import numpy as np
 from aionn.errors import InvalidArgument, shortages_raised
 from aionn.hal import Model, Priority, check_fences
 from aionn.platform.loops import finish, finish_all
-from aionn.runtime.background import Background
+from aionn.runtime.background import Background, InThisProcess
 from aionn.runtime.clock import check_deadline, duration_to_ns
 from aionn.runtime.executions.burst import Burst
 from aionn.runtime.executions.execution import Execution, start
@@ -70,7 +70,7 @@ def _checked_fences(wait_for: Sequence[SyncFence]) -> tuple[SyncFence, ...]:
     return check_fences(wait_for, where="wait_for")
 
 
-class Compilation:
+class Compilation(InThisProcess):
     """A model made ready. Close it with ``aclose`` or ``async with``; the runtime closes what is left.
 
     One that is dropped is freed at its devices as well, soon after; objects made of it (bursts, reusable executions, executions

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -111,9 +112,14 @@ def drivers_wanted(
 
 def unknown_name(name: object, devices: Sequence[RuntimeDevice]) -> str:
     """The message of an error for a name that no device has."""
-    known = ", ".join(device.name for device in devices)
-    hint = f", which aionn.open(drivers=[{name!r}]) adds" if name in registry.devices_on_request() else ""
-    return f"device: expected one of {known}; got {name!r}{hint}"
+    if isinstance(name, RuntimeDevice):
+        return "device: expected a name, got a RuntimeDevice; write device.name"
+    names = [device.name for device in devices]
+    close = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else ()
+    hint = f"; did you mean {close[0]}?" if close else ""
+    if name in registry.devices_on_request():
+        hint = f", which aionn.open(drivers=[{name!r}]) adds"
+    return f"device: expected one of {', '.join(names)}; got {name!r}{hint}"
 
 
 class _Source(NamedTuple):

@@ -28,7 +28,7 @@ from aionn.models.importing import check_import_options
 from aionn.observability.log_tags import choose_tags
 from aionn.observability.tracing import section
 from aionn.platform.loops import finish, finish_all
-from aionn.runtime.background import Background
+from aionn.runtime.background import Background, InThisProcess
 from aionn.runtime.clock import check_deadline, now_ns
 from aionn.runtime.compilation import Compilation
 from aionn.runtime.devices import RuntimeDevice
@@ -188,7 +188,7 @@ def open_runtime(
     )
 
 
-class Runtime:
+class Runtime(InThisProcess):
     """Devices and compilations. Made by ``aionn.open``.
 
     Attributes:

@@ -24,7 +24,7 @@ import anyio.to_thread
 from aionn.errors import ExecutionCancelled, InvalidArgument, ResourceExhausted, shortages_raised, status_of
 from aionn.hal import Priority, whole_number
 from aionn.platform.loops import finish, finish_all
-from aionn.runtime.background import Background
+from aionn.runtime.background import Background, InThisProcess
 from aionn.runtime.clock import check_deadline, now_ns
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
@@ -78,7 +78,7 @@ class _StreamArguments(NamedTuple):
     measure: bool
 
 
-class Burst:
+class Burst(InThisProcess):
     """Repeated executions of one compilation. Use it with ``async with``; made by ``Compilation.burst``."""
 
     def __init__(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aionn.errors import Error, ErrorStatus, ExecutionCancelled, GeneralFailure
 from aionn.hal import Priority
+from aionn.runtime.background import InThisProcess
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.failures import clear_frames, own_error
 from aionn.runtime.executions.job import ExecutionJob, run_job
@@ -42,7 +43,7 @@ class Cancellable(Protocol):
     def cancel(self) -> object: ...
 
 
-class Execution:
+class Execution(InThisProcess):
     """An execution under way. Awaiting it gives its ``Result`` or raises; cancelling an await leaves it as it is.
 
     Attributes:

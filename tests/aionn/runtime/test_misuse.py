@@ -18,7 +18,9 @@ The misuses that the NN HAL's runtime names, and where they are tried:
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -59,6 +61,7 @@ async def net(runtime: aionn.Runtime) -> aionn.Compilation:
         ({"devices": ["reference", "reference"]}, "different names"),
         ({"devices": ["reference", None]}, "expected one of reference; got None"),
         ({"devices": "none"}, "expected one of reference; got 'none'"),
+        ({"devices": "referense"}, r"got 'referense'; did you mean reference\?$"),
         ({"devices": 3}, "devices: expected a name or a list of names, got 3"),
         ({"preference": "quick"}, "preference: expected one of"),
         ({"preference": 7}, "preference: expected one of"),
@@ -76,6 +79,13 @@ async def net(runtime: aionn.Runtime) -> aionn.Compilation:
 async def test_compile(runtime: aionn.Runtime, options: dict[str, Any], words: str) -> None:
     with pytest.raises(aionn.InvalidArgument, match=words):
         await runtime.compile(chain([OperationType.RELU]), **options)
+
+
+async def test_device_in_the_place_of_its_name(runtime: aionn.Runtime) -> None:
+    with pytest.raises(
+        aionn.InvalidArgument, match=r"expected a name, got a RuntimeDevice; write device.name"
+    ):
+        await runtime.compile(chain([OperationType.RELU]), devices=[runtime.devices[0]])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("model", [None, 5, b"model", ["a"]])
@@ -139,6 +149,23 @@ async def test_fences(net: aionn.Compilation) -> None:
         net.execute_fenced([X], duration=33_000_000)
     with pytest.raises(aionn.InvalidArgument, match="duration: expected at most 86400 seconds"):
         net.execute_fenced([X], duration=aionn.after(1))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+async def test_object_of_a_runtime_is_not_copied(
+    runtime: aionn.Runtime, net: aionn.Compilation, duplicate: Any
+) -> None:
+    words = (
+        "cannot be copied or pickled; open a runtime in the other process, or share a device by aionn serve"
+    )
+    execution = net.execute_fenced([X])
+    async with net.burst() as burst:
+        for owner in (runtime, net, burst, execution):
+            with pytest.raises(TypeError, match=f"^{type(owner).__name__}: {words}$"):
+                duplicate(owner)
+    await execution
+    with pytest.raises(TypeError, match=f"^Runtime: {words}$"):
+        duplicate(aionn.blocking.open(drivers=[]))
 
 
 async def test_input_that_must_not_be_left_out(net: aionn.Compilation) -> None:
