@@ -105,6 +105,9 @@ _HOME_BY_NAME = {
     "value_writer": "aionn.runtime.memory.real_values",
 }
 
+_MODULES_OF_NAMES = ("aionn.media", "aionn.models.tflite", "aionn.models.onnx")
+"""Packages whose names are looked for here: where a name is found in one of them, the error says so."""
+
 __all__ = [
     "Burst",
     "Compilation",
@@ -157,9 +160,22 @@ def __getattr__(name: str) -> Any:
     elif name in _HOME_BY_NAME:
         value = getattr(importlib.import_module(_HOME_BY_NAME[name]), name)
     else:
-        raise AttributeError(f"module 'aionn' has no attribute {name!r}")
+        raise AttributeError(f"module 'aionn' has no attribute {name!r}{_advice_on(name)}")
     globals()[name] = value
     return value
+
+
+def _advice_on(name: str) -> str:
+    """The end of the message about a name that is not here: the package that has it, or a similar name that is here."""
+    if name.startswith("_"):  # Python and its tools ask for these; no package is imported for them.
+        return ""
+    for home in _MODULES_OF_NAMES:
+        if name in importlib.import_module(home).__all__:
+            return f"; {name} is in {home}"
+    import difflib
+
+    close = difflib.get_close_matches(name, [*__all__, *_MODULES], n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def __dir__() -> list[str]:

@@ -29,8 +29,27 @@ def test_modules_that_messages_name_need_no_import_of_their_own() -> None:
     assert done.stdout == "open video_file\n", done.stderr
 
 
-def test_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("video_file", "aionn.media"),
+        ("load_tflite", "aionn.models.tflite"),
+        ("load_onnx", "aionn.models.onnx"),
+    ],
+)
+def test_name_of_another_package_is_named_with_it(name: str, home: str) -> None:
+    with pytest.raises(
+        AttributeError, match=f"^module 'aionn' has no attribute '{name}'; {name} is in {home}$"
+    ):
+        getattr(aionn, name)
+
+
+def test_misspelt_name_is_named_with_the_right_one() -> None:
+    with pytest.raises(
+        AttributeError, match=r"^module 'aionn' has no attribute 'opne'; did you mean open\?$"
+    ):
+        aionn.opne  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^module 'aionn' has no attribute 'nothing'$"):
         aionn.nothing  # noqa: B018
 
 
