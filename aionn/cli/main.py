@@ -21,7 +21,7 @@ from aionn.cli.overview import TRACEBACK_VARIABLE, print_overview
 from aionn.errors import Error
 
 if TYPE_CHECKING:
-    from cyclopts import CycloptsError
+    from cyclopts import Argument, CycloptsError
 
 __all__ = ["main"]
 
@@ -166,7 +166,13 @@ def _print_error(text: str) -> None:
 
 def _message_of(error: CycloptsError) -> str:
     """A mistake in the arguments in one sentence: for a value that is not taken, the option and what is."""
-    from cyclopts import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+    from cyclopts import (
+        CoercionError,
+        MissingArgumentError,
+        UnknownCommandError,
+        UnknownOptionError,
+        UnusedCliTokensError,
+    )
 
     from aionn.errors import InvalidArgument
 
@@ -181,10 +187,28 @@ def _message_of(error: CycloptsError) -> str:
     if isinstance(error, UnknownOptionError) and "Did you mean" not in str(error):
         return f"{' '.join(str(error).split())} aionn {' '.join(error.command_chain or ())} --help lists the options"
     cause, argument = error.__cause__, error.argument
+    if isinstance(error, MissingArgumentError) and argument is not None and not argument.tokens:
+        command = " ".join(error.command_chain or ())
+        name = error.keyword or argument.name
+        kinds = ", a .tflite or .onnx file" if name == "MODEL" else ""
+        return f"{command}: expected {name}{kinds}, got none; see aionn {command} --help"
+    if isinstance(error, CoercionError) and error.token is not None and error.target_type in (int, float):
+        kind = "a number" if error.target_type is float else "a whole number"
+        place = error.token.keyword or (argument.name if argument is not None else "")
+        return f"{place}: expected {kind}{_unit_of(argument)}, got {_shortened(error.token.value) or chr(34) * 2}"
     if isinstance(cause, InvalidArgument) and argument is not None and argument.tokens:
         given = " ".join(_shortened(token.value) or '""' for token in argument.tokens)
         return f"{argument.tokens[0].keyword or argument.name}: {cause}, got {given}"
     return " ".join(_shortened(word) for word in str(error).split())
+
+
+def _unit_of(argument: Argument | None) -> str:
+    """The unit of an option's numbers, as the end of a phrase; empty for a number without one."""
+    from aionn.cli.numbers import Range
+
+    checks = () if argument is None else argument.parameter.validator
+    units = [check.unit for check in checks if isinstance(check, Range) and check.unit]
+    return f" of {units[0]}" if units else ""
 
 
 def _wrong_command(word: str) -> str:

@@ -108,4 +108,6 @@ def _beside(target: Path) -> Path | None:
 
 
 def _unwritable(path: Path, error: OSError) -> InvalidArgument:
-    return InvalidArgument(f"{path}: expected a file that can be written: {error.strerror}")
+    is_lost = isinstance(error, FileNotFoundError) and not path.parent.exists()
+    reason = "its folder does not exist" if is_lost else error.strerror
+    return InvalidArgument(f"{path}: expected a file that can be written: {reason}")

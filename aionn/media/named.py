@@ -5,6 +5,9 @@ Owns what a name means. Refuses to own the sources.
 
 from __future__ import annotations
 
+import difflib
+import os
+
 from aionn.errors import InvalidArgument
 from aionn.media.cameras.opening import camera
 from aionn.media.live.source import LiveSource
@@ -23,6 +26,11 @@ __all__ = ["has_sound", "named_source", "shown_name"]
 
 PATTERN_FRAMES = 2**53
 """The test pattern never ends: nine million years at 30 frames/s."""
+
+KINDS = ("camera", "microphone", "screen", "pattern", "replay")
+"""Words before a colon; a name that begins with a similar one is taken for a misspelt one, unless it is a file."""
+
+EXPECTED = "a camera's number or path, camera:NAME, microphone:, screen:, pattern:, replay:FILE, an address or a video file"
 
 
 def named_source(
@@ -60,10 +68,14 @@ def named_source(
     if "://" in name:
         return network(name, size=size, keep=keep)
     if not name or (separator and kind in ("camera", "pattern", "replay")):
-        raise InvalidArgument(
-            f"aionn.media.named_source: expected a camera's number or path, camera:NAME, microphone:, screen:, "
-            f"pattern:, replay:FILE, an address or a video file, got {name!r}"
-        )
+        raise InvalidArgument(f"aionn.media.named_source: expected {EXPECTED}, got {name!r}")
+    if separator and not os.path.exists(name):
+        close = difflib.get_close_matches(kind, KINDS, n=1)
+        if close or rest.startswith("/"):
+            advice = f"; did you mean {close[0]}:{rest}?" if close else "; an address has :// in it"
+            raise InvalidArgument(
+                f"aionn.media.named_source: expected {EXPECTED}, got {masked(name)!r}{advice}"
+            )
     return video_file(name, size=size, keep=keep)
 
 

@@ -119,9 +119,11 @@ def stream(
         record: A new file for the items that go into the model, with their times; --source replay:FILE presents them again.
         json: Print one JSON object.
     """
-    if sum(given is not None for given in (video, audio, camera, source)) != 1:
+    sources = {"--video": video, "--audio": audio, "--camera": camera, "--source": source}
+    given = [option for option, value_given in sources.items() if value_given is not None]
+    if len(given) != 1:
         raise InvalidArgument(
-            "stream: expected either --video FILE or --audio FILE or --camera NAME or --source NAME"
+            f"stream: expected one of {', '.join(sources)}; got {' and '.join(given) or 'none'}"
         )
     if camera is not None:
         source = f"camera:{camera}"
@@ -180,6 +182,12 @@ def _picture_writer(spec: TensorSpec, levels: tuple[float, float]) -> Writer:
 def _source(
     spec: TensorSpec, video: Path | None, audio: Path | None, named: str | None, keep: Any, is_sound: bool
 ) -> Any:
+    if is_sound and spec.dimensions and len(spec.dimensions) == 4 and spec.dimensions[3] == 3:
+        extents = "x".join(map(str, spec.dimensions))
+        given = "--audio" if audio is not None else "--source"
+        raise InvalidArgument(
+            f"stream: the model takes a picture ({spec.name}, {extents}), and {given} is sound; use --video or a camera"
+        )
     if audio is not None:
         return audio_file(audio, keep=keep)
     if named is not None and is_sound:

@@ -260,6 +260,8 @@ class Recorder:
             ) from e
         except (OSError, ValueError) as e:
             reason = e.strerror if isinstance(e, OSError) else str(e)
+            if isinstance(e, FileNotFoundError) and path:
+                reason = "its folder does not exist"
             raise InvalidArgument(f"{self._name}: cannot be created: {reason}") from e
         return RecordingFile(fd, path)
 

@@ -205,10 +205,21 @@ def test_cameras_of_this_machine_are_listed(answered: Callable[..., Any]) -> Non
         ),
         (
             ("run", "{data}/digits_float.tflite", "--output", "{tmp}/no/such/folder.npz"),
-            "No such file or directory",
+            "expected a file that can be written: its folder does not exist",
         ),
-        (("stream", "{data}/digits_float.tflite"), "expected either --video FILE or --audio FILE"),
-        (("stream", "{data}/shapes_int8.tflite", "--source", "0", "--video", "x"), "expected either --video"),
+        (
+            ("stream", "{data}/digits_float.tflite"),
+            "expected one of --video, --audio, --camera, --source; got none",
+        ),
+        (
+            ("stream", "{data}/shapes_int8.tflite", "--source", "0", "--video", "x"),
+            "got --video and --source",
+        ),
+        (
+            ("stream", "{data}/shapes_int8.tflite", "--audio", "{data}/digits.wav"),
+            "1x96x96x3), and --audio is sound; use --video or a camera",
+        ),
+        (("stream", "{data}/shapes_int8.tflite", "--source", "patern:"), "did you mean pattern:?"),
         (
             ("stream", "{data}/shapes_int8.tflite", "--source", "camera:"),
             "expected a camera's number or path",
@@ -223,7 +234,10 @@ def test_cameras_of_this_machine_are_listed(answered: Callable[..., Any]) -> Non
             ("stream", "{data}/shapes_int8.tflite", "--source", "pattern:", "--record", "{data}/shapes.mp4"),
             "expected a new file, got one that exists",
         ),
-        (("watch", "pattern:", "--record", "{tmp}/no/such/folder"), "cannot be created: No such file"),
+        (
+            ("watch", "pattern:", "--record", "{tmp}/no/such/folder"),
+            "cannot be created: its folder does not exist",
+        ),
         (("stream", "{data}/shapes_int8.tflite", "--source", "gopher://a:secret@b/"), "got 'gopher://b/'"),
         (("stream", "{data}/shapes_int8.tflite", "--source", "pattern:", "--seconds", "0"), "--seconds"),
         (("stream", "{data}/shapes_int8.tflite", "--video", "{tmp}/none.mp4"), "none.mp4"),
@@ -264,6 +278,12 @@ def test_mistake_is_told_in_one_sentence(
             ("run", "m.tflite", "a.jpg"),
             "run: expected no further argument, got a.jpg; see the options of aionn run --help",
         ),
+        (("stream",), "stream: expected MODEL, a .tflite or .onnx file, got none; see aionn stream --help"),
+        (
+            ("run", "m.onnx", "--deadline-ms", "33ms"),
+            "--deadline-ms: expected a number of ms, got 33ms",
+        ),
+        (("run", "m.onnx", "--count", "x"), "--count: expected a whole number, got x"),
         (("m.onnx",), "expected a command, got the model m.onnx; did you mean aionn run m.onnx?"),
         (("rum", "m.onnx"), "expected a command, got rum; did you mean aionn run?"),
         (("help",), "expected a command, got help; did you mean aionn --help?"),

@@ -158,7 +158,7 @@ def test_progress_is_shown_on_a_terminal(data: Path) -> None:
         (("reference", "--suite", "vts", "--html", "{data}"), "expected a file that can be written: Is a"),
         (
             ("reference", "--suite", "vts", "--junit", "{data}/a/b"),
-            "a file that can be written: No such file",
+            "a file that can be written: its folder does not exist",
         ),
         (("nowhere:Device", "--suite", "vts"), "cannot be loaded: ModuleNotFoundError"),
         (("json:dumps", "--suite", "vts", "--data", "{data}"), "driver 'json:dumps' makes no device"),

@@ -29,6 +29,21 @@ def test_name_means_a_source(name, kind, words):
     assert "pw" not in repr(source)
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("patern:", "got 'patern:'; did you mean pattern:?"),
+        ("replya:a.rec", "got 'replya:a.rec'; did you mean replay:a.rec?"),
+        ("rtsp:/user:secret@host", "got '***@host'; an address has :// in it"),
+    ],
+)
+def test_misspelt_name_is_no_video_file(name, advice):
+    with pytest.raises(InvalidArgument) as caught:
+        named_source(name)
+    assert "an address or a video file" in str(caught.value)
+    assert str(caught.value).endswith(advice)
+
+
 @pytest.mark.parametrize("name", ["", "camera:", "pattern:x", "file:///etc/passwd", "gopher://x"])
 def test_name_that_means_nothing_is_rejected(name):
     with pytest.raises(InvalidArgument):

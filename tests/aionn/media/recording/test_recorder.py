@@ -323,7 +323,7 @@ def test_impossible_use_is_rejected(really, tmp_path):
     async def body():
         for path, words in (
             (tmp_path / "old", "expected a new file"),
-            (tmp_path / "no" / "a.rec", "No such file or directory"),
+            (tmp_path / "no" / "a.rec", "cannot be created: its folder does not exist$"),
             (tmp_path, "expected a new file"),
             ("a\0b", "null"),
         ):
