@@ -181,6 +181,7 @@ class Source(Generic[T]):
         if self._state != "open":
             raise InvalidArgument(
                 f"{self._name}: expected to be iterated inside its `async with`, the source is {self._state}"
+                f"{'; write async with source as items' if self._state == 'new' else ''}"
             )
         self._consumer.check(self._name)
         while not len(self._queue):

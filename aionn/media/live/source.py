@@ -266,6 +266,7 @@ class LiveSource(Generic[T]):
         if self._state != "open":
             raise InvalidArgument(
                 f"{self._name}: expected to be iterated inside its `async with`, the source is {self._state}"
+                f"{'; write async with source as items' if self._state == 'new' else ''}"
             )
         self._consumer.check(self._name)
         if self._queue.keeps_latest and self._ready and len(self._queue):

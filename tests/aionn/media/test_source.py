@@ -387,7 +387,10 @@ def test_empty_medium_ends_at_once(virtually):
 def test_source_is_entered_once_and_iterated_inside(virtually):
     async def body(now):
         source = Made(3).source(now=now, blocking=False)
-        with pytest.raises(InvalidArgument, match="inside its `async with`, the source is new"):
+        with pytest.raises(
+            InvalidArgument,
+            match=r"inside its `async with`, the source is new; write async with source as items$",
+        ):
             await anext(source)
         async with source as frames:
             assert frames is source
