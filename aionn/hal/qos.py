@@ -9,6 +9,7 @@ Source: ``ExecutionPreference`` (1.1), ``Priority`` and ``OptionalTimePoint`` (1
 from __future__ import annotations
 
 import enum
+import inspect
 from collections.abc import Sequence
 
 from aionn.errors import InvalidArgument, MissedDeadline
@@ -106,8 +107,9 @@ def check_fences(
         ) from None
     for index, fence in enumerate(fences):
         if not isinstance(fence, SyncFence):
+            advice = "; write net.execute_fenced(...).fence" if inspect.iscoroutine(fence) else ""
             raise InvalidArgument(
-                f"{where}, fence {index}: expected a SyncFence, got a {type(fence).__name__}"
+                f"{where}, fence {index}: expected a SyncFence, got a {type(fence).__name__}{advice}"
             )
         if not may_have_failed and fence.status == FenceStatus.FAILED:
             raise InvalidArgument(f"{where}, fence {index}: has failed already: {fence.error}")

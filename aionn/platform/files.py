@@ -48,6 +48,8 @@ def place_of(path: str) -> str:
         return "; ~ is a home directory in shells alone, see pathlib.Path.expanduser"
     if os.path.isabs(path):
         return ""
+    if path.startswith(("http:/", "https:/")):  # A Path has one slash.
+        return "; an address is not read, download the file first"
     try:
         return f" (in {os.getcwd()})"
     except FileNotFoundError:

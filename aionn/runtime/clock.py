@@ -88,8 +88,10 @@ def after(seconds: float) -> int:
     """
     duration_ns = to_ns(seconds, what="after")
     if duration_ns > _AHEAD_NS_MAX and seconds != math.inf:
+        looks_like_ns = seconds >= DURATION_NS_MIN
+        advice = _did_you_mean(min(seconds, TIME_MAX_NS)) if looks_like_ns else "None means no deadline"
         raise InvalidArgument(
-            f"after: expected at most {AHEAD_S_MAX:g} seconds (a day), got {seconds!r}; {_did_you_mean(min(seconds, TIME_MAX_NS))}"
+            f"after: expected at most {AHEAD_S_MAX:g} seconds (a day), got {seconds!r}; {advice}"
         )
     return min(now_ns() + duration_ns, TIME_MAX_NS)
 

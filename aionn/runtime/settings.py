@@ -281,7 +281,8 @@ def settings_from(
 
     def value(given: str | None, option: str, name: str, default: str) -> tuple[str, str]:
         if given is not None and not isinstance(given, str):
-            raise InvalidArgument(f"{option}: expected a text, got {given!r}")
+            advice = "; write names as 'a|b'" if option == "enabled_devices" and is_iterable(given) else ""
+            raise InvalidArgument(f"{option}: expected a text, got {given!r}{advice}")
         return (given, option) if given is not None else (variables.get(name, "") or default, name)
 
     pattern, where = value(enabled_devices, "enabled_devices", "AIONN_DEVICES", ".*")
@@ -306,6 +307,8 @@ def settings_from(
     policy = ExtensionPolicy.parse(*value(extensions, "extensions", EXTENSIONS_VARIABLE, "*"))
     found = _sockets(sockets, variables)
     limit_s = _hang_after_s(hang_after_s, variables)
+    if realtime is not None and not isinstance(realtime, str):
+        Mode.parse(realtime, "realtime")  # Raises.
     realtime_mode = Mode.parse(*value(realtime, "realtime", "AIONN_REALTIME", "off"))
     usual = CollectorMode.ORDINARY if realtime_mode is Mode.OFF else CollectorMode.FROZEN
     collector_mode = _member(CollectorMode, *value(collector, "collector", "AIONN_COLLECTOR", usual))

@@ -114,6 +114,8 @@ def test_after_refuses_what_is_no_number_of_seconds(seconds: float) -> None:
         aionn.after(seconds)
     with pytest.raises(aionn.InvalidArgument, match=r"did you mean aionn.after\(0.033\)\?$"):
         aionn.after(33_000_000)
+    with pytest.raises(aionn.InvalidArgument, match=r"got 86401; None means no deadline$"):
+        aionn.after(86_401)
     assert aionn.after(86_400) - aionn.now_ns() > DAY_NS - NS
 
 

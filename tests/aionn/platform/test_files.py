@@ -47,6 +47,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
         ("", "model: the path is empty"),
         ("\0x", r"model '\\x00x': a path has no NUL characters"),
         ("a\ud800", "cannot be read"),
+        ("https://a/m.onnx", "an address is not read, download the file first"),
         ("/no/such", "model /no/such: cannot be read: No such file or directory"),
     ],
 )

@@ -140,6 +140,12 @@ async def test_fences(net: aionn.Compilation) -> None:
         net.execute_fenced([X], wait_for=[SyncFence("open"), failed])
     with pytest.raises(aionn.InvalidArgument, match="fence 0: expected a SyncFence, got a int"):
         net.execute_fenced([X], wait_for=[3])  # type: ignore[list-item]
+    coroutine = net.execute([X])
+    with pytest.raises(
+        aionn.InvalidArgument, match=r"got a coroutine; write net.execute_fenced\(...\).fence$"
+    ):
+        net.execute_fenced([X], wait_for=[coroutine])  # type: ignore[list-item]
+    coroutine.close()
     with pytest.raises(aionn.InvalidArgument, match="duration"):
         net.execute_fenced([X], duration=-1.0)
     with pytest.raises(
@@ -395,6 +401,8 @@ async def test_cancelled_caller_leaves_nothing(net: aionn.Compilation) -> None:
         ({"sockets": 3}, "sockets: expected a list of paths, got 3"),
         ({"sockets": [3]}, "sockets: expected paths, got 3"),
         ({"enabled_devices": 3}, "enabled_devices: expected a text, got 3"),
+        ({"enabled_devices": ["a", "b"]}, r"expected a text, got \['a', 'b'\]; write names as 'a\|b'$"),
+        ({"realtime": True}, "realtime: expected one of required, if_permitted, off, got True"),
         ({"partition": 3}, "partition: expected a text, got 3"),
         ({"log": 3}, "log: expected a text, got 3"),
         ({"cpu_only": "yes"}, "cpu_only: expected 0 or 1, got 'yes'"),
