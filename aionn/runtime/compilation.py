@@ -70,6 +70,10 @@ def _checked_fences(wait_for: Sequence[SyncFence]) -> tuple[SyncFence, ...]:
     return check_fences(wait_for, where="wait_for")
 
 
+def _entries(values: Sequence[Any]) -> str:
+    return "1 entry" if len(values) == 1 else f"{len(values)} entries"
+
+
 class Compilation(InThisProcess):
     """A model made ready. Close it with ``aclose`` or ``async with``; the runtime closes what is left.
 
@@ -309,7 +313,7 @@ class Compilation(InThisProcess):
         if outputs is not None and not isinstance(outputs, list | tuple):
             advice = "; write [output]" if isinstance(outputs, np.ndarray | OwnMemory) else ""
             raise InvalidArgument(
-                f"outputs: expected a list with {len(self.outputs)} entries, got a {type(outputs).__name__}{advice}"
+                f"outputs: expected a list with {_entries(self.outputs)}, got a {type(outputs).__name__}{advice}"
             )
         main = self.model.main
         targets: dict[int, Array] = {}
@@ -325,7 +329,7 @@ class Compilation(InThisProcess):
                 )
                 plain[index] = BOUND
         if outputs is not None and len(outputs) != len(self.outputs):
-            raise InvalidArgument(f"outputs: expected {len(self.outputs)} entries, got {len(outputs)}")
+            raise InvalidArgument(f"outputs: expected {_entries(self.outputs)}, got {len(outputs)}")
         for index, value in enumerate(outputs or ()):
             if isinstance(value, OwnMemory):
                 bound[main.output_indexes[index]] = bind(

@@ -304,9 +304,7 @@ async def test_flags_are_bools(net: aionn.Compilation, runtime: aionn.Runtime) -
 
 async def test_outputs_without_a_list(net: aionn.Compilation) -> None:
     for outputs, words in ((X, r"got a ndarray; write \[output\]"), (5, "got a int")):
-        with pytest.raises(
-            aionn.InvalidArgument, match=f"^outputs: expected a list with 1 entries, {words}$"
-        ):
+        with pytest.raises(aionn.InvalidArgument, match=f"^outputs: expected a list with 1 entry, {words}$"):
             await net.execute([X], outputs=outputs)  # type: ignore[arg-type]
 
 
