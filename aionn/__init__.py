@@ -106,7 +106,7 @@ _HOME_BY_NAME = {
 }
 
 _MODULES_OF_NAMES = ("aionn.media", "aionn.models.tflite", "aionn.models.onnx")
-"""Packages whose names are looked for here: where a name is found in one of them, the error says so."""
+"""Packages whose names are looked for here: the error about a name names the package that has it."""
 
 __all__ = [
     "Burst",

@@ -3,15 +3,28 @@
 Each rule has a test that feeds it bad snippets; a needless excuse fails as well. Source: docs/architecture.md."""
 
 import pathlib
+import subprocess
 from collections import Counter
+from shutil import which
 
 import pytest
 
-from tests.test_tidy import PACKAGES, excused, imports_of, module_name, parse, read, report
+from tests.test_tidy import PACKAGES, ROOT, excused, imports_of, module_name, parse, read, report
 
 FILES_PER_FOLDER_MAX = 16
 FULL_FOLDERS: dict[str, str] = {}
 """``folder: reason`` for folders that hold more files."""
+
+ROOT_FILES = {
+    ".gitignore",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "MANIFEST.in",
+    "README.md",
+    "pyproject.toml",
+    "setup.py",
+}
 
 KNOTTED: dict[str, str] = {}
 """``module: reason`` for modules that import each other in a circle; imports for types alone count."""
@@ -72,6 +85,17 @@ def test_folders_hold_few_files():
     found, needless = excused(full_folders(list(sources)), FULL_FOLDERS)
     report([f"{folder}: {count} files, at most {FILES_PER_FOLDER_MAX}" for folder, count in found.items()])
     report([f"{folder} is excused without need" for folder in needless])
+
+
+def test_root_holds_the_files_of_the_project_alone():
+    """A file that a test or an example leaves in its working directory is easily committed."""
+    listed = (
+        subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True) if which("git") else None
+    )
+    if listed is None or listed.returncode:
+        pytest.skip("not a git checkout")
+    names = {name for name in listed.stdout.decode().split("\0") if name and "/" not in name}
+    assert {name for name in names if (ROOT / name).exists()} <= ROOT_FILES
 
 
 def test_every_folder_of_modules_is_a_package(package_sources):

@@ -39,7 +39,10 @@ def test_check_leaves_files_as_they_were(tmp_path: Path) -> None:
 
 
 def test_same_sentence_before_and_after_the_work(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "no" / "page.html", "No such file")):
+    for path, reason in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "no" / "page.html", "its folder does not exist"),
+    ):
         for attempt in (check_writable, lambda path: write_report(path, "text")):
             with pytest.raises(
                 InvalidArgument, match=f"{path}: expected a file that can be written: {reason}"
