@@ -206,8 +206,12 @@ def _unit_of(argument: Argument | None) -> str:
     """The unit of an option's numbers, as the end of a phrase; empty for a number without one."""
     from aionn.cli.numbers import Range
 
-    checks = () if argument is None else argument.parameter.validator
-    units = [check.unit for check in checks if isinstance(check, Range) and check.unit]
+    checks = None if argument is None else argument.parameter.validator
+    units = [
+        check.unit
+        for check in (checks if isinstance(checks, tuple) else ())
+        if isinstance(check, Range) and check.unit
+    ]
     return f" of {units[0]}" if units else ""
 
 

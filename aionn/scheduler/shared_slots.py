@@ -586,7 +586,8 @@ def _group(job: ClientJob) -> tuple[Hashable, Priority]:
 
 
 def _process(job: ClientJob) -> Hashable:
-    return _process_of(job.owner)
+    owner = job.owner
+    return owner.process if isinstance(owner, Connection) else owner
 
 
 def _process_of(owner: Hashable) -> Hashable:
