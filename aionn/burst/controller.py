@@ -256,7 +256,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
         limits = _limits(deadline_ns, loop_timeout_ns, frame) if is_limited else b""
         if self._state is not _IDLE or (self._launch is not None and self._is_busy()):
             self._refuse()
-        kept = self._packets.get((id(request), measure, bool(limits), tuple(memory_identifiers)))
+        kept = self._packets.get((id(request), measure, is_limited, tuple(memory_identifiers)))
         if kept is not None:
             launch = _BurstLaunch(self, kept.payload + limits if limits else kept.payload, request)
         else:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from aionn.errors import InvalidArgument
+from aionn.platform.files import creation_error
 from aionn.reports.terminal import write_out
 
 __all__ = ["check_writable", "print_json", "replaced", "write_report"]
@@ -108,6 +109,4 @@ def _beside(target: Path) -> Path | None:
 
 
 def _unwritable(path: Path, error: OSError) -> InvalidArgument:
-    is_lost = isinstance(error, FileNotFoundError) and not path.parent.exists()
-    reason = "its folder does not exist" if is_lost else error.strerror
-    return InvalidArgument(f"{path}: expected a file that can be written: {reason}")
+    return InvalidArgument(f"{path}: expected a file that can be written: {creation_error(path, error)}")

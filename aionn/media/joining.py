@@ -26,6 +26,7 @@ import msgspec
 from aionn.errors import InvalidArgument, general_failure_of
 from aionn.media.arguments import checked_function, checked_number
 from aionn.media.live.worker import outlast
+from aionn.media.pacing import OneConsumer
 from aionn.platform.loops import is_cancelled
 
 __all__ = ["JoinStatistics", "Joined", "Pair", "TimeJoin", "joined"]
@@ -223,6 +224,7 @@ class Joined(AsyncIterator[Pair[A, B]]):
         self._now = now
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = anyio.Event()
+        self._consumer = OneConsumer()
         self._has_first_ended = False
         self._error: Exception | None = None
         self._was_entered = False
@@ -298,6 +300,7 @@ class Joined(AsyncIterator[Pair[A, B]]):
     async def __anext__(self) -> Pair[A, B]:
         if not self._tasks:
             raise InvalidArgument("joined: it is not open; use it with async with")
+        self._consumer.check("joined")
         while True:
             pair = self._join.take(self._now())
             self._notify()  # There may be room for the readers.
@@ -309,5 +312,5 @@ class Joined(AsyncIterator[Pair[A, B]]):
                 raise StopAsyncIteration
             expires_ns = self._join.expires_ns
             wait_s = None if expires_ns is None else max(0, expires_ns - self._now()) / 1e9
-            with anyio.move_on_after(wait_s):
+            with self._consumer, anyio.move_on_after(wait_s):
                 await self._changed.wait()

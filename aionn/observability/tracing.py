@@ -28,6 +28,7 @@ import anyio
 import msgspec
 
 from aionn.errors import InvalidArgument
+from aionn.platform.files import creation_error
 
 __all__ = [
     "LAYERS",
@@ -269,9 +270,7 @@ def start_tracing(path: str | os.PathLike[str], *, process: str, create: bool = 
             os.close(fd)
             raise
     except OSError as e:
-        is_lost = isinstance(e, FileNotFoundError) and create
-        reason = "its folder does not exist" if is_lost else e.strerror
-        raise InvalidArgument(f"trace {name}: cannot be written: {reason}") from e
+        raise InvalidArgument(f"trace {name}: cannot be written: {creation_error(name, e)}") from e
     except ValueError as e:  # NUL, or a character that no file's name has.
         raise InvalidArgument(f"trace {name!r}: expected a path: {e}") from e
     recorder = _Recorder(name, fd)

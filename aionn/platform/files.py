@@ -18,7 +18,15 @@ from io import BufferedReader
 from aionn.errors import InvalidArgument, ResourceExhausted
 from fmq.available import MemoryShortage, check_available
 
-__all__ = ["TEXT_BYTES_MAX", "MissingFile", "check_regular", "open_regular", "place_of", "read_regular"]
+__all__ = [
+    "TEXT_BYTES_MAX",
+    "MissingFile",
+    "check_regular",
+    "creation_error",
+    "open_regular",
+    "place_of",
+    "read_regular",
+]
 
 TEXT_BYTES_MAX = 64 << 20
 """Settings, labels and the like that people write are far smaller, and reading so much takes a second or two."""
@@ -54,6 +62,13 @@ def place_of(path: str) -> str:
         return f" (in {os.getcwd()})"
     except FileNotFoundError:
         return " (the working directory has been deleted)"
+
+
+def creation_error(path: str | os.PathLike[str], error: OSError) -> str:
+    """The reason for which a file could not be created or written, for the end of a message."""
+    folder = os.path.dirname(os.path.abspath(path))
+    is_lost = isinstance(error, FileNotFoundError) and os.fspath(path) and not os.path.exists(folder)
+    return "its folder does not exist" if is_lost else error.strerror or str(error)
 
 
 def open_regular(path: str | os.PathLike[str], what: str) -> BufferedReader:

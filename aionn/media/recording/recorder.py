@@ -29,6 +29,7 @@ from aionn.media.arguments import checked_path
 from aionn.media.live.worker import Call, Worker
 from aionn.media.recording.items import Item, Kind, encoded_head, encoded_item, kind_of
 from aionn.media.records import AudioWindow, Frame
+from aionn.platform.files import creation_error
 
 __all__ = ["Recorder", "RecordingStatistics", "record"]
 
@@ -259,9 +260,7 @@ class Recorder:
                 f"{self._name}: expected a new file, got one that exists; name another one"
             ) from e
         except (OSError, ValueError) as e:
-            reason = e.strerror if isinstance(e, OSError) else str(e)
-            if isinstance(e, FileNotFoundError) and path:
-                reason = "its folder does not exist"
+            reason = creation_error(path, e) if isinstance(e, OSError) else str(e)
             raise InvalidArgument(f"{self._name}: cannot be created: {reason}") from e
         return RecordingFile(fd, path)
 

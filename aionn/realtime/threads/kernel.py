@@ -37,13 +37,16 @@ __all__ = [
     "start_time",
 ]
 
+DEADLINE = 6
+"""SCHED_DEADLINE; Python 3.11 has no name for it."""
+
 POLICY_NAMES = {
     os.SCHED_OTHER: "SCHED_OTHER",
     os.SCHED_FIFO: "SCHED_FIFO",
     os.SCHED_RR: "SCHED_RR",
     os.SCHED_BATCH: "SCHED_BATCH",
     os.SCHED_IDLE: "SCHED_IDLE",
-    6: "SCHED_DEADLINE",
+    DEADLINE: "SCHED_DEADLINE",
 }
 REALTIME = (os.SCHED_FIFO, os.SCHED_RR)
 
@@ -53,8 +56,6 @@ sched_setscheduler = _libc.sched_setscheduler
 
 sched_setscheduler.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
 ORDINARY = os.sched_param(0)
-DEADLINE = 6
-"""SCHED_DEADLINE; Python 3.11 has no name for it."""
 
 
 class ThreadState(msgspec.Struct, frozen=True):

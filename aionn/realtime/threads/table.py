@@ -9,7 +9,6 @@ Invariants:
    effect on an ordinary thread whose nice value is not negative.
 2. No call fails because the machine does not permit it: the thread keeps its state, and the table has the reason.
 3. A thread runs under SCHED_RR only while the watchdog monitors it.
-
 4. A thread of the class LOW has the slice that it had before.
 
 SCHED_RESET_ON_FORK applies to new threads as well as to new processes, so the threads of an engine's pool, which the first

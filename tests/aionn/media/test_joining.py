@@ -202,3 +202,18 @@ async def test_joined_is_used_with_async_with() -> None:
         await anext(joined(source("p", []), source("s", []), tolerance_s=1))
     with pytest.raises(aionn.InvalidArgument, match="joined: second: expected an async iterable, got a list"):
         joined(source("p", []), [], tolerance_s=1)  # type: ignore[arg-type]
+
+
+async def test_second_consumer_is_rejected_while_the_first_waits() -> None:
+    async def silent() -> AsyncIterator[Stamped]:
+        await anyio.sleep_forever()
+        yield Stamped("never", 0)
+
+    with anyio.fail_after(LIMIT_S):
+        async with joined(silent(), silent(), tolerance_s=0.1) as pairs:
+            waiting = asyncio.ensure_future(anext(pairs))
+            await anyio.lowlevel.checkpoint()
+            with pytest.raises(aionn.InvalidArgument, match=r"joined: expected one consumer"):
+                await anext(pairs)
+            waiting.cancel()
+            await asyncio.wait([waiting])
