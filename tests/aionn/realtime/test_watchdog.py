@@ -242,11 +242,19 @@ def process_of_its_own() -> Iterator[socket.socket]:
 def is_watched(connection: socket.socket, name: str = "x") -> bool:
     """Has the calling thread monitored, and forgotten again."""
     thread = [os.getpid(), threading.get_native_id()]
+    answer = answered(connection, thread, name)
+    connection.send(json.dumps({"forget": thread}).encode())
+    # Messages of one connection are read in order, and those of another one before them, perhaps.
+    answered(connection, [os.getpid(), 0], "none")
+    return answer == WATCHED
+
+
+def answered(connection: socket.socket, thread: list[int], name: str) -> int:
+    """The answer to the request to monitor a thread."""
     connection.send(json.dumps({"watch": [*thread, name]}).encode())
     while (answer := json.loads(connection.recv(MESSAGE_BYTES_MAX))["watched"])[:2] != thread:
         pass
-    connection.send(json.dumps({"forget": thread}).encode())
-    return bool(answer[2] == WATCHED)
+    return int(answer[2])
 
 
 def test_watchdog_survives_every_message() -> None:

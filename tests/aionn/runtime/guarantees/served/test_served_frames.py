@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aionn
+from aionn.scheduler.bandwidth import NO_STALLS
 from aionn.service.host.admission import ClientLimits
 from aionn.service.host.process import listen
 from aionn.testing.models import identity
@@ -69,6 +70,12 @@ def measured_as(monkeypatch):
         monkeypatch.setattr(StreamGuarantee, "_measured", measured)
 
     return measure
+
+
+@pytest.fixture(autouse=True)
+def machine_without_stalls(monkeypatch):
+    """A stall of this machine would be the cause of a frame's loss, in place of the one that a test makes."""
+    monkeypatch.setattr("aionn.runtime.guarantees.guarantee.stalls_of_loop", lambda: NO_STALLS)
 
 
 async def camera(*values):
