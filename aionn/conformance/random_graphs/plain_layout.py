@@ -183,9 +183,9 @@ def _hashtable_lookup(call: PlainCall) -> list[Array | Stored]:
 
 def _topk(call: PlainCall) -> list[Array]:
     x, count = call.tensor(0), call.integer(1)
-    # A NaN counts as largest.
-    keys = np.where(np.isnan(x), np.inf, x) if x.dtype.kind == "f" else x
-    order = np.argsort(-keys, axis=-1, kind="stable")[..., :count]
+    # A NaN counts as larger than infinity.
+    is_nan = np.isnan(x) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
+    order = np.lexsort((-np.where(is_nan, 0, x), ~is_nan), axis=-1)[..., :count]
     return [np.take_along_axis(x, order, axis=-1), order]
 
 

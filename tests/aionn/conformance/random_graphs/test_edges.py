@@ -14,7 +14,16 @@ from aionn.conformance.random_graphs.graphs import compare, draw_case, interpret
 from aionn.conformance.random_graphs.plain_evaluation import evaluate_plainly
 from aionn.conformance.random_graphs.sets import EDGE_TESTS, TESTS
 from aionn.conformance.random_graphs.suite import graph_name, locate
-from aionn.hal import Model, OperandType, OperationType
+from aionn.hal import (
+    Model,
+    Operand,
+    OperandLifeTime,
+    OperandType,
+    Operation,
+    OperationType,
+    Subgraph,
+    operand_dtype,
+)
 
 Array = npt.NDArray[Any]
 Executor = Callable[[Model, Sequence[Array | None]], list[Array]]
@@ -38,11 +47,63 @@ def found(name: str, change: Callable[[Array], Array]) -> set[str]:
 
 
 @pytest.mark.parametrize("test", EDGE_TESTS, ids=lambda test: test.name)
+@pytest.mark.parametrize("seeds", [12, pytest.param(4_000, marks=pytest.mark.long)])
 @pytest.mark.sampled(2)
-def test_reference_agrees_with_the_plain_definitions_at_the_edges(test: Any) -> None:
-    for seed in range(12):
+def test_reference_agrees_with_the_plain_definitions_at_the_edges(test: Any, seeds: int) -> None:
+    for seed in range(seeds):
         failure = compare(draw_case(test, seed), evaluate_plainly, interpret, undetermined=[])
         assert failure is None, str(failure)
+
+
+def one_operation(type: OperationType, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> Model:
+    operands = (*inputs, *outputs)
+    given = tuple(range(len(inputs)))
+    made = tuple(range(len(inputs), len(operands)))
+    return Model(main=Subgraph(operands, (Operation(type, given, made),), given, made))
+
+
+def input_of(type: OperandType, shape: tuple[int, ...]) -> Operand:
+    return Operand(type, shape, lifetime=OperandLifeTime.SUBGRAPH_INPUT)
+
+
+def output_of(type: OperandType, shape: tuple[int, ...]) -> Operand:
+    scale = 1.0 if type == OperandType.TENSOR_QUANT8_ASYMM else 0.0
+    return Operand(type, shape, scale, lifetime=OperandLifeTime.SUBGRAPH_OUTPUT)
+
+
+@pytest.mark.parametrize("execute", [evaluate_plainly, interpret])
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (OperandType.TENSOR_INT32, [0, 2**31 - 1, -(2**31), -2, 255]),
+        (OperandType.TENSOR_QUANT8_ASYMM, [0, 255, 0, 0, 255]),
+    ],
+    ids=["int32", "quant8"],
+)
+@pytest.mark.parametrize(
+    "source", [OperandType.TENSOR_FLOAT16, OperandType.TENSOR_FLOAT32], ids=lambda t: t.name
+)
+def test_nan_and_infinities_become_integers_alike_on_each_processor(
+    execute: Executor, source: OperandType, target: OperandType, expected: list[int]
+) -> None:
+    values = np.array([np.nan, np.inf, -np.inf, -2.5, 255.5], operand_dtype(source))
+    model = one_operation(OperationType.CAST, [input_of(source, (5,))], [output_of(target, (5,))])
+    assert execute(model, [values])[0].tolist() == expected
+
+
+@pytest.mark.parametrize("execute", [evaluate_plainly, interpret])
+@pytest.mark.parametrize(
+    "type", [OperandType.TENSOR_FLOAT16, OperandType.TENSOR_FLOAT32], ids=lambda t: t.name
+)
+def test_nan_is_larger_than_infinity_among_the_largest(execute: Executor, type: OperandType) -> None:
+    values = np.array([np.inf, 1.0, np.nan, -np.inf, np.inf], operand_dtype(type))
+    model = one_operation(
+        OperationType.TOPK_V2,
+        [input_of(type, (5,)), input_of(OperandType.INT32, ())],
+        [output_of(type, (4,)), output_of(OperandType.TENSOR_INT32, (4,))],
+    )
+    largest = execute(model, [values, np.array(4, np.int32)])[0]
+    np.testing.assert_array_equal(largest, [np.nan, np.inf, np.inf, 1.0])
 
 
 def test_integers_of_the_whole_range_and_infinities_are_drawn() -> None:
