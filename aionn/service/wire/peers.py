@@ -476,24 +476,33 @@ class Pace:
         on_piece: See ``Peer.pace``.
     """
 
-    __slots__ = ("_before_ns", "_on_piece", "_peer")
+    __slots__ = ("_before_ns", "_due_ns", "_on_piece", "_peer")
 
     def __init__(self, peer: Peer, on_piece: Callable[[float], None] | None) -> None:
         self._peer = peer
         self._on_piece = on_piece
         self._before_ns: int | None = None
+        self._due_ns = time.monotonic_ns()
+        """The thread cannot have used the interpreter for a piece before this time."""
 
     def __call__(self) -> None:
         """Sleeps if the thread has used the interpreter for ``PIECE_NS`` since the last time, and others are to go first."""
+        # Processor time is read by a system call, after which the kernel may give the processor to another thread while this one
+        # holds the interpreter's lock. The time is read without one.
+        time_ns = time.monotonic_ns()
+        if time_ns < self._due_ns:
+            return
         now_ns = time.thread_time_ns()
         if self._before_ns is None or now_ns < self._before_ns:
             self._before_ns = now_ns  # On a thread of its own, or on another one than before.
         elif now_ns - self._before_ns >= PIECE_NS:
-            pause_ns = self._peer.pause_while_preparing_ns(now_ns - self._before_ns, time.monotonic_ns())
+            pause_ns = self._peer.pause_while_preparing_ns(now_ns - self._before_ns, time_ns)
             if self._on_piece is not None:
                 self._on_piece(pause_ns / 1e9)
             _sleep(pause_ns)
-            self._before_ns = time.thread_time_ns()
+            self._before_ns = now_ns = time.thread_time_ns()
+            time_ns = time.monotonic_ns()
+        self._due_ns = time_ns + PIECE_NS - (now_ns - self._before_ns)
 
 
 def _sleep(pause_ns: int) -> None:

@@ -33,6 +33,10 @@ class Clock:
     def __init__(self) -> None:
         self.now_ns = self.thread_ns = self.slept_ns = 0
 
+    def works(self, used_ns: int) -> None:
+        self.thread_ns += used_ns
+        self.now_ns += used_ns
+
     def sleep(self, delay_s: float) -> None:
         self.now_ns += round(delay_s * 1e9)
         self.slept_ns += round(delay_s * 1e9)
@@ -56,8 +60,7 @@ def _working(
     assert pace is not None
     pace()
     for _ in range(total_ns // piece_ns):
-        clock.thread_ns += piece_ns
-        clock.now_ns += piece_ns
+        clock.works(piece_ns)
         pace()
     return clock.slept_ns
 
@@ -89,15 +92,39 @@ def test_thread_sleeps_after_every_piece_and_never_for_longer_than_the_bound(pac
     pace = hostile.pace()
     assert pace is not None
     pace()
-    paced.thread_ns += PIECE_NS - 1
+    paced.works(PIECE_NS - 1)
     pace()
     assert paced.slept_ns == 0
-    paced.thread_ns += 1
+    paced.works(1)
     pace()
     assert paced.slept_ns == PAUSE * PIECE_NS
-    paced.thread_ns += 1000 * MS
+    paced.works(1000 * MS)
+    other.received(has_waited=True)
     pace()
     assert paced.slept_ns == PAUSE * PIECE_NS + PAUSE_NS_MAX
+    del other
+
+
+def test_processor_time_is_not_read_before_a_piece_can_have_passed(
+    paced: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile, other = _peers_of_whom_one_waits()
+    pace = hostile.pace()
+    assert pace is not None
+    pace()
+    read: list[int] = []
+    monkeypatch.setattr(peers_module.time, "thread_time_ns", lambda: read.append(1) or paced.thread_ns)
+    for _ in range(100):
+        paced.works(PIECE_NS // 100)
+        pace()
+    assert len(read) == 2, "before the pause and after it"
+    assert paced.slept_ns == PAUSE * PIECE_NS
+    paced.now_ns += PIECE_NS // 2  # Others had the processor.
+    for _ in range(50):
+        paced.works(PIECE_NS // 100)
+        pace()
+    assert len(read) == 3
+    assert paced.slept_ns == PAUSE * PIECE_NS
     del other
 
 
