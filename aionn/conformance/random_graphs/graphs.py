@@ -25,13 +25,11 @@ import numpy.typing as npt
 
 from aionn.conformance.accuracy import Difference, judge
 from aionn.conformance.random_graphs.extents import Extents
-from aionn.conformance.random_graphs.plain import PlainCall
-from aionn.conformance.random_graphs.plain_evaluation import evaluate_plainly
-from aionn.conformance.random_graphs.sets import EXACT_OPERATIONS, MOVING, SIGNATURES, TESTS, GraphTest
+from aionn.conformance.random_graphs.plain_evaluation import Disturbance, evaluate_plainly
+from aionn.conformance.random_graphs.sets import MOVING, SIGNATURES, TESTS, GraphTest
 from aionn.conformance.random_graphs.signatures import Draft, Guarantee, Role, Value
 from aionn.errors import InvalidArgument
 from aionn.hal import (
-    OPERAND_TYPE_PROPERTIES,
     ChannelQuant,
     DataLocation,
     Model,
@@ -39,7 +37,6 @@ from aionn.hal import (
     OperandLifeTime,
     OperandType,
     Operation,
-    OperationType,
     Subgraph,
     is_scalar_type,
 )
@@ -77,11 +74,6 @@ CONSTANT_PROBABILITY = 0.5
 
 DISTURBANCES = 8
 """Ways of rounding tried before an output counts as determined."""
-
-_FLOAT16_RANGE = (np.finfo(np.float16).min, np.finfo(np.float16).max)
-
-ROUNDED_UNITS = 8
-"""Units in the last place by which implementations of one operation differ, as the criteria for single operations allow."""
 
 SHRINK_TRIALS_MAX = 200
 """Runs that making a failure smaller may take."""
@@ -452,57 +444,11 @@ def _is_determined(case: Case, output: int, test: GraphTest) -> bool:
     type = OperandType(case.model.main.outputs[output].type)
     wanted = evaluate_plainly(case.model, case.inputs)[output]
     for trial in range(DISTURBANCES):
-        disturb = _Disturbance(_stream(case.plan.test, case.plan.seed, trial, 5))
+        disturb = Disturbance(_stream(case.plan.test, case.plan.seed, trial, 5))
         disturbed = evaluate_plainly(case.model, case.inputs, disturb=disturb)[output]
         if judge(output, type, wanted, disturbed, test.criteria, is_exact=test.has_edges) is not None:
             return False
     return True
-
-
-class _Disturbance:
-    """Rounds results as other legal implementations might: floats by some units in the last place, quantised values by a step.
-
-    Products of many elements are taken in float32 one after another, from either end: what is beyond its range in between stays an
-    infinity or 0, though the product itself is a small number.
-    """
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-
-    def __call__(self, call: PlainCall, operand: Operand, result: Array) -> Array:
-        if call.operation in EXACT_OPERATIONS or result.size == 0:
-            return result
-        if call.operation == OperationType.REDUCE_PROD:
-            result = _product_in_turn(call, result, is_from_end=bool(self._rng.integers(2)))
-        if result.dtype.kind == "f":
-            finite = np.abs(result[np.isfinite(result)]).astype(np.float64)
-            # A sum's error is that of its largest terms, however small the sum.
-            typical = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
-            unit = np.finfo(result.dtype).eps * ROUNDED_UNITS
-            error = self._rng.uniform(-unit, unit, result.shape) * (
-                np.abs(result.astype(np.float64)) + typical
-            )
-            moved = np.where(np.isfinite(result), result + error, result)
-            if result.dtype == np.float16 and self._rng.integers(2):
-                # Others keep these numbers in float32, and have a large number instead of an infinity.
-                moved = np.clip(moved, *_FLOAT16_RANGE)
-            return np.asarray(moved, result.dtype)
-        if OPERAND_TYPE_PROPERTIES[OperandType(operand.type)].is_quantized:
-            info = np.iinfo(result.dtype)
-            step = self._rng.integers(-1, 2, result.shape)
-            return np.asarray(np.clip(result.astype(np.int64) + step, info.min, info.max), result.dtype)
-        return result
-
-
-def _product_in_turn(call: PlainCall, result: Array, *, is_from_end: bool) -> Array:
-    x = call.tensor(0).astype(np.float32)
-    axes = sorted({axis % x.ndim for axis in call.integers(1)})
-    last = range(x.ndim - len(axes), x.ndim)
-    elements = np.moveaxis(x, axes, last).reshape(result.size, -1)
-    if not elements.size:
-        return result
-    products = np.multiply.accumulate(elements[:, ::-1] if is_from_end else elements, axis=1)
-    return products[:, -1].reshape(result.shape).astype(result.dtype)
 
 
 def check(

@@ -14,7 +14,7 @@ import aionn.conformance.random_graphs.graphs as random_graphs
 from aionn.conformance.expectations import Expectations, Subject, driver_expectations
 from aionn.conformance.random_graphs.graphs import Plan, compare, draw_plan, interpret, make_case
 from aionn.conformance.random_graphs.plain import PlainCall
-from aionn.conformance.random_graphs.plain_evaluation import evaluate_plainly
+from aionn.conformance.random_graphs.plain_evaluation import Disturbance, evaluate_plainly
 from aionn.conformance.random_graphs.sets import TESTS
 from aionn.conformance.random_graphs.suite import (
     NUMBER_MAX,
@@ -180,7 +180,7 @@ def test_disturbance_leaves_alone_what_only_moves() -> None:
     for seed in range(5):
         case = make_case(draw_plan(TESTS["TRANSPOSE_2"], seed))
         assert case is not None
-        disturb = random_graphs._Disturbance(np.random.default_rng(seed))
+        disturb = Disturbance(np.random.default_rng(seed))
         for a, b in zip(
             evaluate_plainly(case.model, case.inputs),
             evaluate_plainly(case.model, case.inputs, disturb=disturb),
@@ -188,7 +188,7 @@ def test_disturbance_leaves_alone_what_only_moves() -> None:
             np.testing.assert_array_equal(a, b)
     case = make_case(draw_plan(TESTS["LOGISTIC_1"], 0))
     assert case is not None
-    disturb = random_graphs._Disturbance(np.random.default_rng(0))
+    disturb = Disturbance(np.random.default_rng(0))
     (a,), (b,) = (evaluate_plainly(case.model, case.inputs, disturb=d) for d in (None, disturb))
     assert not np.array_equal(a, b)
 
@@ -205,7 +205,7 @@ def test_product_whose_order_decides_whether_it_overflows_is_not_determined(larg
     )
     results = set()
     for seed in range(8):
-        disturb = random_graphs._Disturbance(np.random.default_rng(seed))
+        disturb = Disturbance(np.random.default_rng(seed))
         with np.errstate(all="ignore"):
             results.add(float(disturb(call, call.outputs[0], np.zeros(1, np.float32))[0]))
     assert results == {0.0, np.inf}
@@ -216,12 +216,22 @@ def test_product_whose_order_decides_whether_it_overflows_is_not_determined(larg
     np.testing.assert_allclose(disturb(near, near.outputs[0], product), product, rtol=1e-3)
 
 
+def test_disturbance_makes_numbers_equal_that_are_nearly_equal() -> None:
+    operand = Operand(OperandType.TENSOR_FLOAT32, (4,))
+    call = PlainCall(OperationType.LOG_SOFTMAX, [operand], [np.zeros(4, np.float32)], [operand])
+    given = np.array([-1e-11, -50, 1.25, np.float32(1.25) + np.float32(1e-7)], np.float32)
+    results = [Disturbance(np.random.default_rng(seed))(call, operand, given) for seed in range(8)]
+    for result in results:
+        np.testing.assert_allclose(result, given, atol=1e-4)
+    assert {(bool(r[0] == 0), bool(r[2] == r[3])) for r in results} >= {(True, True), (False, False)}
+
+
 def test_disturbance_leaves_infinities_alone() -> None:
     case = make_case(draw_plan(TESTS["LOGISTIC_1"], 0))
     assert case is not None
     operand = case.model.main.outputs[0]
     call = PlainCall(OperationType.LOGISTIC, [operand], [np.zeros(3, np.float32)], [operand])
-    disturb = random_graphs._Disturbance(np.random.default_rng(0))
+    disturb = Disturbance(np.random.default_rng(0))
     got = disturb(call, operand, np.array([np.inf, -np.inf, 1], np.float32))
     assert got[0] == np.inf and got[1] == -np.inf and np.isfinite(got[2])
 
