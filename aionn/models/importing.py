@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from aionn.errors import InvalidArgument, InvalidModel
+from aionn.errors import InvalidArgument
 from aionn.hal import Model
+from aionn.models.foreign_files import TFLITE_IDENTIFIER
 from aionn.models.onnx import load_onnx
 from aionn.models.tflite import load_tflite
 from aionn.platform.files import open_regular
@@ -30,28 +31,11 @@ __all__ = [
     "load_file",
 ]
 
-TFLITE_IDENTIFIER = b"TFL3"
-"""Bytes 4 to 7 of a .tflite file."""
-
 ONNX_BEGIN = b"\x08"
 """The first byte of an .onnx file: the tag of ``ir_version``, which all exporters write first."""
 
 HEAD_BYTES = 8
 """Bytes that the choice of the importer needs."""
-
-FOREIGN = (
-    (b"version ", "a pointer of Git LFS; git lfs pull fetches the model"),
-    (b"<?xml", "XML, as OpenVINO writes it beside a .bin file; export the model as .onnx or .tflite"),
-    (b"<", "a page of HTML; the download failed"),
-    (b"\xff\xd8\xff", "a JPEG picture; the model comes first, and pictures are inputs"),
-    (b"\x89PNG", "a PNG picture; the model comes first, and pictures are inputs"),
-    (b"\x93NUMPY", "an .npy file; the model comes first, and arrays are inputs"),
-    (b"RIFF", "a WAV or AVI file; the model comes first, and recordings are inputs"),
-    (b"PK\x03\x04", "a zip archive, as PyTorch and Keras write them; export the model as .onnx or .tflite"),
-    (b"\x80", "a pickle, as PyTorch writes them; export the model as .onnx"),
-    (b"\x89HDF", "an HDF5 file, as Keras writes them; convert the model to .tflite"),
-)
-"""The first bytes of files that are taken for models, and the words about them, for files that cannot be imported."""
 
 
 class ImportOptions(msgspec.Struct, frozen=True):
@@ -185,19 +169,6 @@ def load_file(path: str | os.PathLike[str], options: ImportOptions = NO_OPTIONS)
             there are options for a .tflite file.
         ResourceExhausted: The file does not fit into memory.
     """
-    try:
-        return _load(path, options)
-    except InvalidModel as e:
-        head = _head(path)
-        for begin, words in FOREIGN:
-            if head.startswith(begin):
-                raise InvalidModel(
-                    f"model {os.fsdecode(path)}: expected a .tflite or .onnx file, got {words}"
-                ) from e
-        raise
-
-
-def _load(path: str | os.PathLike[str], options: ImportOptions) -> ImportedModel:
     if not is_onnx(path):
         if options.names:
             raise InvalidArgument(

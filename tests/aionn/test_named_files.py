@@ -17,6 +17,7 @@ from aionn.drivers.kit.described import read_described
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.media import audio_file, video_file
 from aionn.models.importing import load_file
+from aionn.models.onnx.summary import summarize_onnx
 from aionn.models.tflite import load_tflite
 from aionn.observability.tracing import start_tracing
 from aionn.platform.arrays import read_array
@@ -89,7 +90,25 @@ async def test_pipe_and_device_are_no_models(tmp_path: Path, cached: bool) -> No
         ("a.jpg", b"\xff\xd8\xff\xe0\0\x10JFIF", "a JPEG picture; the model comes first"),
         ("a.png", b"\x89PNG\r\n\x1a\n", "a PNG picture; the model comes first"),
         ("a.npy", b"\x93NUMPY\x01\0", "an .npy file; the model comes first"),
-        ("a.wav", b"RIFF\x24\0\0\0WAVE", "a WAV or AVI file; the model comes first"),
+        ("a.xml", b'<net name="x" version="11">', "XML, as OpenVINO writes it .*; export"),
+        ("a.wav", b"RIFF\x24\0\0\0WAVE", "a WAV recording; the model comes first"),
+        ("a.avi", b"RIFF\x24\0\0\0AVI ", "an AVI video; the model comes first"),
+        (
+            "a.mp4",
+            b"\0\0\0\x20ftypisom",
+            "an MP4 video or recording; the model comes first, and videos are inputs",
+        ),
+        ("a.onnx", b"\0\0\0\x20ftypisom", "an MP4 video or recording; the model comes first"),
+        ("a.gguf", b"GGUF\x03\0\0\0", "a GGUF file"),
+        ("a.tflite.gz", b"\x1f\x8b\x08\0\0\0\0\0", "a gzip archive; unpack it first"),
+        ("a.tar", b"a".ljust(257, b"\0") + b"ustar\0", "a tar archive; unpack it first"),
+        ("a.safetensors", b'\x10\0\0\0\0\0\0\0{"w": {}}', "a file of safetensors"),
+        ("saved_model.pb", b"\x08\x01\x12\x9b\x04\n\x8e\x04", "a saved_model.pb of TensorFlow; convert"),
+        ("README.md", b"\n# gr\xc3\xbcn\n", "a text file; the model comes first"),
+        ("a.onnx", b"[project]\nname = 1\n", "a text file; the model comes first"),
+        ("long.md", "\u20ac".encode() * 400, "a text file; the model comes first"),
+        ("a.tflite", b"", "an empty file; the download failed"),
+        ("a.onnx", b"", "an empty file; the download failed"),
         ("a.pt", b"PK\x03\x04\x14\0\0\0\0\0", "a zip archive.*; export"),
         ("a.pt", b"\x80\x02\x8a\x0a", "a pickle.*; export"),
         ("a.h5", b"\x89HDF\r\n\x1a\n", "an HDF5 file.*; convert"),
@@ -100,11 +119,23 @@ def test_file_of_another_kind_is_named(tmp_path: Path, name: str, data: bytes, w
     path.write_bytes(data)
     with pytest.raises(InvalidModel, match=f"^model {path}: expected a .tflite or .onnx file, got {words}"):
         load_file(path)
+    load = summarize_onnx if name.endswith(".onnx") else load_tflite
+    with pytest.raises(InvalidModel, match=f"^model {path}: expected a .tflite or .onnx file, got {words}"):
+        load(path)
 
 
-def test_text_named_onnx_is_not_an_onnx_file(tmp_path: Path) -> None:
-    path = tmp_path / "text.onnx"
-    path.write_text("bytes\n")
+@pytest.mark.parametrize("offset", [ord("<"), 0x80])
+def test_tflite_file_is_never_taken_for_another_kind(offset: int, tmp_path: Path) -> None:
+    # Its first byte is that of a page, or of a pickle.
+    path = tmp_path / "a.tflite"
+    path.write_bytes(offset.to_bytes(4, "little") + b"TFL3" + bytes(8))
+    with pytest.raises(InvalidModel, match=f"^model {path}: the file is cut short or damaged"):
+        load_file(path)
+
+
+def test_bytes_named_onnx_are_not_an_onnx_file(tmp_path: Path) -> None:
+    path = tmp_path / "bytes.onnx"
+    path.write_bytes(b"bytes\xff")
     with pytest.raises(InvalidModel, match=f"^model {path}: not an ONNX file, or a damaged one: protobuf, "):
         load_file(path)
 
@@ -112,12 +143,12 @@ def test_text_named_onnx_is_not_an_onnx_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda _: b"", r"not a \.tflite file \(expected at least 8 bytes, got 0\)"),
+        (lambda _: b"\0", r"not a \.tflite file \(expected at least 8 bytes, got 1\)"),
         (
             lambda data: data[: len(data) // 2],
             r"the file is cut short or damaged \(.* at byte \d+, the file has \d+",
         ),
-        (lambda data: b"\0\0\0\x20ftyp" + data[8:], r"not a \.tflite file \(expected .* TFL3, got ftyp\)"),
+        (lambda data: b"\0\0\0\x20TFL2" + data[8:], r"not a \.tflite file \(expected .* TFL3, got TFL2\)"),
         (lambda data: b"\0\0\0\x20\0\xff\0\0" + data[8:], r"not a .tflite file .*got 0x00ff0000\)"),
     ],
 )

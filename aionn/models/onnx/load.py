@@ -24,6 +24,7 @@ import numpy as np
 
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model, Operand
+from aionn.models.foreign_files import error_of_file
 from aionn.models.onnx.constants import ConstantReader, UnsupportedType
 from aionn.models.onnx.conversions.control_flow import (
     CONTROL_FLOW,
@@ -171,7 +172,7 @@ def load_onnx(
     except UnsupportedOperators as e:
         raise UnsupportedOperators(f"{where}: {e}", e.operators) from e
     except InvalidModel as e:
-        raise InvalidModel(f"{where}: {e}") from e
+        raise error_of_file(where, data, e) from e
     except InvalidArgument as e:
         raise InvalidArgument(f"{where}: {e}") from e
 

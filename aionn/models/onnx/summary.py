@@ -11,6 +11,7 @@ from collections import Counter
 import msgspec
 
 from aionn.errors import InvalidModel
+from aionn.models.foreign_files import error_of_file
 from aionn.models.onnx.graph import resolve
 from aionn.models.onnx.load import FILE_BYTES_MAX
 from aionn.models.onnx.schema import DataType, ValueInfo, read_model
@@ -48,7 +49,7 @@ def summarize_onnx(path: str | os.PathLike[str]) -> OnnxSummary:
     try:
         graph = resolve(read_model(data))
     except InvalidModel as e:
-        raise InvalidModel(f"model {os.fsdecode(path)}: {e}") from e
+        raise error_of_file(f"model {os.fsdecode(path)}", data, e) from e
     names = [extent for info in graph.inputs for extent in info.shape or () if isinstance(extent, str)]
     return OnnxSummary(
         tuple(map(_described, graph.inputs)),

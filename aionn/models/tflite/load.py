@@ -21,6 +21,7 @@ import msgspec
 
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import Model, Operand, Subgraph, operation_type_name
+from aionn.models.foreign_files import error_of_file
 from aionn.models.tflite.constants import ModelWriter
 from aionn.models.tflite.folding import fold
 from aionn.models.tflite.graph import Consequence, Inexpressible, SubgraphWriter
@@ -120,7 +121,7 @@ def load_tflite(
         file = read_file(data)
         return _Import(file, _main_index(file, signature), input_shapes).run()
     except InvalidModel as e:
-        raise InvalidModel(f"{where}: {e}") from e
+        raise error_of_file(where, data, e) from e
 
 
 def _main_index(file: TfliteFile, signature: str | None) -> int:
