@@ -69,6 +69,29 @@ def test_mistake_is_told_with_line_and_field(old, new, line, field):
         assert f"line {line}," in message, message
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            'name = "first"',
+            'name = "first"\nmodle = 1',
+            "stream[0].modle: expected one of name, model, priority, ",
+        ),
+        ('name = "first"', 'name = "first"\nmodle = 1', "; got modle; did you mean model?"),
+        (
+            "duration_s",
+            "build-system = 1\nduration_s",
+            ", build-system: expected one of name, duration_s, devices, ",
+        ),
+        ("duration_s", "build-system = 1\nduration_s", ", cap; got build-system"),
+    ],
+)
+def test_unknown_field_is_told_with_those_that_there_are(old, new, told):
+    with pytest.raises(InvalidArgument) as caught:
+        workload_from_text(TEXT.replace(old, new, 1), where="small.toml")
+    assert told in str(caught.value) and "`" not in str(caught.value)
+
+
 def test_text_that_is_no_toml_is_told_with_its_line():
     with pytest.raises(InvalidArgument, match=r"no TOML: .*line 3"):
         workload_from_text('name = "x"\nduration_s = 1\n[[stream\n')
@@ -83,7 +106,7 @@ def test_missing_file_and_missing_field_are_told(tmp_path):
     with pytest.raises(InvalidArgument, match="cannot be read"):
         read_workload(tmp_path / "nothing.toml")
     (tmp_path / "w.toml").write_text('name = "x"\nduration_s = 1.0\n')
-    with pytest.raises(InvalidArgument, match="required field `stream`"):
+    with pytest.raises(InvalidArgument, match="file: expected the field stream, which is missing"):
         read_workload(tmp_path / "w.toml")
 
 

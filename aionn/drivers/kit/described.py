@@ -8,10 +8,11 @@ Source: TOML 1.0 as read by the standard library; field rules by msgspec and by 
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -82,6 +83,20 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _NAMED = re.compile(
     r"^(?P<field>[a-z_][a-z_0-9.]*): |unknown field `(?P<unknown>[^`]+)`|required field `(?P<required>[^`]+)`"
 )
+_TYPES = re.compile(r"^Expected `(?P<expected>[^`]+)`, got `(?P<got>[^`]+)`$")
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+    "datetime": "a date and time",
+    "date": "a date",
+    "time": "a time",
+}
+"""The types of msgspec's messages in words."""
 
 
 def _located(message: str, text: str, table: Mapping[str, Any], kind: type[_T], where: str) -> str:
@@ -94,13 +109,55 @@ def _located(message: str, text: str, table: Mapping[str, Any], kind: type[_T], 
             steps.append(_index_of(message, table, kind, steps))
         else:
             steps.append(key if key else int(index))
-    named = _NAMED.search(what)
+    named, types = _NAMED.search(what), _TYPES.match(what)
+    if named is not None and (unknown := named["unknown"]) is not None:
+        what = _unknown_field(unknown, list(dict.fromkeys(_fields_at(kind, steps))))
+    elif named is not None and (required := named["required"]) is not None:
+        what = f"expected the field {required}, which is missing"
+    elif types is not None:
+        what = f"expected {_in_words(types['expected'])}, got {_in_words(types['got'])}"
     if named is not None and (field := named["field"] or named["unknown"]) is not None:
         steps += [int(step) if step.isdigit() else step for step in field.split(".")]
         what = what.removeprefix(f"{named['field']}: ")
     line = _line_of(text, steps)
     shown = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps).lstrip(".")
     return f"{where}, line {line}, {shown or 'file'}: {what}"
+
+
+def _unknown_field(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    advice = f"; did you mean {close[0]}?" if close else ""
+    return f"expected one of {', '.join(known)}; got {name}{advice}"
+
+
+def _in_words(types: str) -> str:
+    return " or ".join(_WORDS.get(each, each) for each in types.split(" | ") if each != "null")
+
+
+def _fields_at(kind: type[Any], steps: Sequence[str | int]) -> Iterator[str]:
+    """The names of the fields of the records at a place: those of all that a union permits there."""
+    found = [msgspec.inspect.type_info(kind)]
+    for step in steps:
+        found = [below for each in found for below in _below(each, step)]
+    for each in found:
+        for member in _members(each):
+            if isinstance(member, msgspec.inspect.StructType):
+                yield from (field.encode_name for field in member.fields)
+
+
+def _members(kind: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...]:
+    return kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+
+
+def _below(kind: msgspec.inspect.Type, step: str | int) -> Iterator[msgspec.inspect.Type]:
+    for member in _members(kind):
+        match member:
+            case msgspec.inspect.StructType():
+                yield from (field.type for field in member.fields if field.encode_name == step)
+            case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType():
+                yield member.item_type
+            case msgspec.inspect.DictType():
+                yield member.value_type
 
 
 def _index_of(message: str, table: Mapping[str, Any], kind: type[_T], steps: Sequence[str | int]) -> int:

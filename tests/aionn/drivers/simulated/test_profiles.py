@@ -125,8 +125,10 @@ hang = 0.5
     ("old", "new", "told"),
     [
         ("slots = 2", "slots = 0", "line 3, slots: expected from 1 to 1024, got 0"),
-        ("slots = 2", "slots = 'two'", "line 3, slots: Expected `int`"),
-        ("slots = 2", "slotz = 2", "line 3, slotz: Object contains unknown field"),
+        ("slots = 2", "slots = 'two'", "line 3, slots: expected a whole number, got a text"),
+        ("slots = 2", "slotz = 2", "line 3, slotz: expected one of name, type, slots, "),
+        ("slots = 2", "slotz = 2", "; got slotz; did you mean slots?"),
+        ("hang = 0.5", "hung = 0.5", "line 11, failures.hung: expected one of "),
         ('"accelerator"', '"brain"', "line 2, type: expected one of cpu"),
         ("int8 = 1e9", "int8 = -1.0", "line 6, rates: expected positive numbers"),
         ("int8 = 1e9", "int4 = 1e9", "line 6, rates: expected one rate or more for float32"),
@@ -138,7 +140,7 @@ hang = 0.5
 def test_mistake_is_told_with_line_and_field(old, new, told):
     with pytest.raises(InvalidArgument) as caught:
         convert_described(TEXT.replace(old, new), DeviceProfile, where="mine.toml")
-    assert f"mine.toml, {told}" in str(caught.value)
+    assert str(caught.value).startswith("mine.toml, line ") and told in str(caught.value)
 
 
 def test_profile_is_read_from_a_file(tmp_path):
