@@ -42,6 +42,7 @@ from aionn.scheduler.job import (
     Start,
     described,
     error_of,
+    job_text,
 )
 from aionn.scheduler.planned_queue import WAITING_MAX, PlannedQueue
 from aionn.scheduler.planning_policy import PlanPolicy, start_immediately
@@ -567,9 +568,12 @@ class Dispatcher:
         now_ns = self._now()
         if job is not None:
             return self._queue.explain(job, now_ns)
-        lines = [f"slot {slot.index}: {slot.job or 'free'}" for slot in self._slots]
-        lines += [f"preempted at the device: {job}" for job in self._preempted.values()]
-        lines += [f"at the device: {job}" for job in self._passed.values()]
+        lines = [
+            f"slot {slot.index}: {'free' if slot.job is None else job_text(slot.job, now_ns)}"
+            for slot in self._slots
+        ]
+        lines += [f"preempted at the device: {job_text(job, now_ns)}" for job in self._preempted.values()]
+        lines += [f"at the device: {job_text(job, now_ns)}" for job in self._passed.values()]
         waiting = [w for w in self._jobs.values() if w.state is JobState.WAITING]
         waiting.sort(key=lambda w: w.key)
         lines += [self._queue.explain(w, now_ns) for w in waiting[:EXPLAINED_MAX]]

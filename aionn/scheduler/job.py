@@ -32,8 +32,10 @@ __all__ = [
     "Start",
     "Job",
     "JobState",
+    "deadline_text",
     "described",
     "error_of",
+    "job_text",
 ]
 
 NEVER_NS = TIME_MAX_NS
@@ -239,6 +241,32 @@ def described(action: Action) -> str:
             return f"preempt {action.slot.job} for {action.by}"
         case Abort():
             return f"abort {action.job}: {action.reason.value}"
+
+
+def deadline_text(deadline_ns: int | None, now_ns: int) -> str:
+    """A deadline from now, for people; None and ``NEVER_NS`` mean no deadline."""
+    if deadline_ns is None or deadline_ns == NEVER_NS:
+        return "no deadline"
+    left_ns = deadline_ns - now_ns
+    return (
+        f"deadline in {duration_text(left_ns)}" if left_ns >= 0 else f"deadline {duration_text(-left_ns)} ago"
+    )
+
+
+def job_text(job: Job, now_ns: int) -> str:
+    """A job as in its ``repr``, with its deadline from now, and the class and urgency that followers or its age have raised."""
+    rank = Priority(job.rank).name if job.rank < RESERVED else job.priority.name
+    raised = "" if rank == job.priority.name else f", raised to {rank}"
+    urgent = (
+        ""
+        if job.urgent_ns == job.deadline_ns
+        else f", as urgent as with a {deadline_text(job.urgent_ns, now_ns)}"
+    )
+    frame = "" if job.frame is None else f", {job.frame.described()}"
+    return (
+        f"<Job {job.number}: {job.priority.name}{raised}, {deadline_text(job.deadline_ns, now_ns)}{urgent}, "
+        f"{job.state.value}{frame}>"
+    )
 
 
 def error_of(

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from aionn.errors import InvalidArgument
-from aionn.hal import Priority
-from aionn.scheduler.job import NEVER_NS, DeviceSlot, Job, JobState, Reason
+from aionn.hal import Priority, duration_text
+from aionn.scheduler.job import NEVER_NS, DeviceSlot, Job, JobState, Reason, job_text
 from aionn.scheduler.ready_queue import QueueStatistics
 from aionn.scheduler.reserved import ReservedQueue
 from aionn.scheduler.slot_plan import PLAN_MAX, Displacement, Key, Place, Price, SlotPlan, place_text
@@ -575,7 +575,7 @@ class PlannedQueue:
 
     def explain(self, job: Job, now_ns: int) -> str:
         """The state of a job with the reason, in some lines: its place in the order, the result on each slot, the last decision."""
-        lines = [repr(job)]
+        lines = [job_text(job, now_ns)]
         index = self.slot_of.get(job.number)
         if index is not None:
             ahead = sum(key < job.key for plan in self.plans for key in plan.keys)
@@ -585,9 +585,9 @@ class PlannedQueue:
             for slot in self.slots:
                 place = self.place_on(job, slot, now_ns)
                 lines.append(f"slot {slot.index} (device {slot.device}): {place_text(place, now_ns)}")
-        noted = self._notes.get(job.number)
-        if noted is not None:
-            lines.append(f"at {noted[0]} ns: {noted[1]}" + (f" {noted[2]}" if noted[2] >= 0 else ""))
+        if (noted := self._notes.get(job.number)) is not None:
+            when = duration_text(max(0, now_ns - noted[0]))
+            lines.append(f"{when} ago: {noted[1]}" + (f" {noted[2]}" if noted[2] >= 0 else ""))
         return "\n".join(lines)
 
     def statistics(self) -> QueueStatistics:

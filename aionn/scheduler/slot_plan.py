@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from aionn.hal import duration_text
 from aionn.scheduler.job import DeviceSlot, Job
 
 __all__ = ["PLAN_MAX", "Displacement", "Key", "Place", "Price", "SlotPlan", "place_text"]
@@ -180,6 +181,6 @@ def place_text(place: Place | None, now_ns: int) -> str:
     """The result of planning a job on a slot, in words."""
     if place is None:
         return "could not end in time, or cannot run it"
-    text = f"would end in {place.end_ns - now_ns} ns, behind {place.position}"
+    text = f"would end in {duration_text(place.end_ns - now_ns)}, behind {place.position}"
     text += ", preempting the job that runs" if place.preempts else ""
     return text if place.is_harmless else text + ", making another late"

@@ -16,14 +16,14 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aionn.errors import Error, ErrorStatus, ExecutionCancelled, GeneralFailure
-from aionn.hal import Priority
+from aionn.hal import Priority, duration_text
 from aionn.runtime.background import InThisProcess
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.failures import clear_frames, own_error
 from aionn.runtime.executions.job import ExecutionJob, run_job
 from aionn.runtime.executions.results import ExecutionState, PriorityName, Result, priority_of
 from aionn.runtime.placement.fallback import driver_error
-from aionn.scheduler.job import NEVER_NS
+from aionn.scheduler.job import NEVER_NS, deadline_text
 from fences import FenceError, FenceState, FenceStatus, SyncFence, leaves
 
 if TYPE_CHECKING:
@@ -177,7 +177,10 @@ class Execution(InThisProcess):
     def explain(self) -> str:
         """The reasons of its present state, in some lines."""
         job = self._job
-        message = f"{job.state.value}, priority {job.rank.name}, deadline {job.deadline_ns}"
+        raised = f", raised to {job.rank.name} by one that waits for it" if job.rank > job.priority else ""
+        message = f"{job.state.value}, priority {job.priority.name}{raised}, {deadline_text(job.deadline_ns, now_ns())}"
+        if job.duration_ns is not None:
+            message += f", at most {duration_text(job.duration_ns)} from its last fence on"
         if job.work is None or job.dispatcher is None:
             return message
         return f"{message}\n{job.dispatcher.explain(job.work)}"

@@ -316,7 +316,11 @@ def test_explain_tells_place_slots_and_last_decision():
     assert "1 of 2 go before it; planned on slot 0" in text
     assert "slot 0 (device 0): would end in 120 ns, behind 1" in text
     started = table.slots[0].job
-    assert "the first in its plan starts, on slot 0" in table.queue.explain(started, 0)
+    assert "0 ns ago: the first in its plan starts, on slot 0" in table.queue.explain(started, 0)
+    assert text.startswith("<Job 2: MEDIUM, deadline in 600 ns, waiting>")
+    assert table.queue.explain(job, 2600).startswith("<Job 2: MEDIUM, deadline 2 us ago, waiting>")
+    assert "ns ago: the first" not in (later := table.queue.explain(started, 3_000_000))
+    assert "3 ms ago: the first in its plan starts" in later
 
 
 def test_statistics_add_up():

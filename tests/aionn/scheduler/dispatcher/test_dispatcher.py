@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import re
 
 import anyio
 import pytest
@@ -266,6 +267,11 @@ async def test_explain_tells_who_waits_in_their_order(dispatcher):
     text = dispatcher.explain()
     places = [text.index(f"<Job {job.number}: ") for job in (jobs[1], jobs[2], jobs[0])]
     assert places == sorted(places)
+    dispatcher.hasten(jobs[0], HIGH, dispatcher._now() + 70_000_000)
+    text = dispatcher.explain(jobs[0])
+    lent = r"<Job \d: LOW, raised to HIGH, no deadline, as urgent as with a deadline in \d+.* ms, waiting>"
+    assert re.match(lent, text)
+    assert re.search(r"\d \w+ ago: lent the urgency of one that waits for it$", text)
 
 
 async def test_decisions_are_sections_of_a_trace(tmp_path):
