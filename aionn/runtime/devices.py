@@ -13,6 +13,7 @@ from aionn.hal import (
     DeviceType,
     FeatureLevel,
 )
+from aionn.runtime.background import InThisProcess
 from aionn.runtime.clock import now_ns
 from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.runtime.settings import ExecutionPath
@@ -29,7 +30,7 @@ REMOTE = "remote"
 """The driver of a device of a node."""
 
 
-class RuntimeDevice:
+class RuntimeDevice(InThisProcess):
     """A device of a runtime.
 
     Attributes:

@@ -92,6 +92,7 @@ MISTAKES = {
     "inputs: expected a list with ..., got a ...": "await net.execute(X)",
     "..., output ...: expected shape ..., which its inputs give, got ...": "await runtime.compile(contradicting_model())",
     "queue: descriptors cannot be pickled. ...": "pickle.dumps(QUEUE)",
+    "...: cannot be copied or pickled; ...": "pickle.dumps(runtime.devices[0])",
     "driver ...: expected one of ...": "await aionn.open(drivers=['absent']).__aenter__()",
     "on_late: expected drop or deliver, got ...": "burst.stream(once(), on_late='skip')",
 }
@@ -126,6 +127,9 @@ PROGRAMS = {
     "Already running asyncio in this thread": "anyio.run(once)",
     "module 'aionn' has no attribute 'open'": "type(aionn)('aionn').open()",
     "takes 2 positional arguments but 3 were given": "await net.execute(X, X)",
+    "cannot pickle '...' object": (
+        "pickle.dumps(aionn.media.video_file('examples/data/shapes.mp4', size=(96, 96)))"
+    ),
     "'Result' object is not subscriptable": "(await net.execute([X]))[0]",
 }
 """A mistake for each message of Python that the page lists."""

@@ -166,7 +166,7 @@ async def test_object_of_a_runtime_is_not_copied(
     )
     execution = net.execute_fenced([X])
     async with net.burst() as burst:
-        for owner in (runtime, net, burst, execution):
+        for owner in (runtime, runtime.devices[0], net, burst, execution):
             with pytest.raises(TypeError, match=f"^{type(owner).__name__}: {words}$"):
                 duplicate(owner)
     await execution
