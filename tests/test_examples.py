@@ -49,6 +49,17 @@ def test_example_is_a_program(example: Path, repository: Path) -> None:
     assert finished.stderr == ""
 
 
+def test_application_without_a_camera_says_how_it_runs_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+    application = EXAMPLES[0].parent / "tutorial" / "application.py"
+    monkeypatch.setattr(sys, "argv", [str(application), "--video", "/dev/video250", "--seconds", "0.1"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(application), run_name="__main__")
+    told = str(ended.value.code)
+    assert told.startswith("camera /dev/video250: ") and "there is no such camera" in told
+    assert told.endswith("without --video and --audio, a clip and a recording replace camera and microphone")
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_is_short(example: Path) -> None:
     assert len(example.read_text().splitlines()) < LINES_MAX

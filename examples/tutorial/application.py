@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
@@ -20,7 +21,16 @@ import numpy.typing as npt
 
 import aionn
 from aionn.hal import OperandType, OperationType
-from aionn.media import AudioWindow, Frame, audio_file, camera, log_mel, microphone, video_file
+from aionn.media import (
+    AudioWindow,
+    Frame,
+    SourceUnavailable,
+    audio_file,
+    camera,
+    log_mel,
+    microphone,
+    video_file,
+)
 from aionn.models.builder import GraphBuilder
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -169,4 +179,7 @@ if __name__ == "__main__":
         "--heavy", help="a .tflite or .onnx file for pictures of 96 x 96; by default a made one"
     )
     options = parser.parse_args()
-    anyio.run(main, options.video, options.audio, options.seconds, options.heavy)
+    try:
+        anyio.run(main, options.video, options.audio, options.seconds, options.heavy)
+    except SourceUnavailable as e:
+        sys.exit(f"{e}; without --video and --audio, a clip and a recording replace camera and microphone")
