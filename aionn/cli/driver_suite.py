@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,15 @@ from aionn.cli.output import check_writable, print_json, write_report
 from aionn.conformance.expectations import driver_expectations
 from aionn.conformance.suite import Isolation
 from aionn.conformance.vts.case import STEP_S
-from aionn.conformance.vts.run import Settings, VtsOutcome, VtsReport, chosen_cases, load_sample, run_vts
+from aionn.conformance.vts.run import (
+    Settings,
+    VtsOutcome,
+    VtsReport,
+    chosen_cases,
+    load_sample,
+    report_of,
+    run_vts,
+)
 from aionn.conformance.vts_report import html_report, junit_report
 from aionn.reports.terminal import print_line, print_table, progress_bar
 
@@ -48,24 +57,26 @@ def run_driver_suite(
         settings = msgspec.structs.replace(settings, mutants_max=None)
     tests = load_sample(data, per_operation=None if everything else 1)
     with progress_bar(f"vts on {device}", is_wanted=not json) as show:
-        done = failed = 0
+        outcomes: list[VtsOutcome] = []
+        began_s = time.monotonic()
 
         def progress(outcome: VtsOutcome, total: int) -> None:
-            nonlocal done, failed
-            done += 1
-            failed += outcome.verdict == "failed"
+            outcomes.append(outcome)
             if show is not None:
-                show(f"vts on {device}: {done}/{total}, {failed} failed", done, total)
+                failed = sum(each.verdict == "failed" for each in outcomes)
+                show(f"vts on {device}: {len(outcomes)}/{total}, {failed} failed", len(outcomes), total)
 
         async def run() -> VtsReport:
-            return await run_vts(
-                device,
-                isolation=isolation,
-                contains=contains,
-                tests=tests,
-                settings=settings,
-                progress=progress,
-            )
+            with interrupts.ends_early():
+                return await run_vts(
+                    device,
+                    isolation=isolation,
+                    contains=contains,
+                    tests=tests,
+                    settings=settings,
+                    progress=progress,
+                )
+            return report_of(device, outcomes, (), time.monotonic() - began_s)
 
         report = interrupts.run(run)
     if junit is not None:

@@ -1,16 +1,19 @@
-"""Ctrl-C on the command line: one sentence and exit code 130 at any moment, never a traceback.
+"""Ctrl-C and SIGTERM on the command line: one sentence and exit code 130 or 143 at any moment, never a traceback.
 
-Owns the handler of SIGINT from the first line of ``main`` to the end of the process. Python's own raises KeyboardInterrupt wherever
-the program is: in the middle of an import, in a finaliser, in the event loop's own code, at the interpreter's end.
+Owns the handlers of both signals from the first line of ``main`` to the end of the process; ``serve`` alone has one of its own for
+SIGTERM while it serves. Python's own handler of SIGINT raises KeyboardInterrupt wherever the program is: in the middle of an
+import, in a finaliser, in the event loop's own code, at the interpreter's end.
 
 Invariants:
 1. Outside of ``run`` there is nothing to clean up: the process ends immediately.
 2. Inside, the first signal cancels the task that runs, which cleans up; the second ends the process immediately. Driver processes
    notice that by their sockets and end by themselves.
-3. A signal that is ignored when the process starts, as in a shell's background job, stays ignored.
+3. The first signal within ``ends_early`` or ``is_polled`` ends that block alone, so that the command reports its results so far; it
+   does not change the report of a block that has ended. The exit code is that of the signal in both cases.
+4. A signal that is ignored when the process starts, as in a shell's background job, stays ignored.
 
-A shell reports 130 for a program that SIGINT ended (128 + 2). The process exits with that code and does not end itself by
-the signal, so that callers other than shells see the same number.
+A shell reports 130 for a program that SIGINT ended (128 + 2), and 143 for SIGTERM. The process exits with that code and does not
+end itself by the signal, so that callers other than shells see the same number.
 """
 
 from __future__ import annotations
@@ -19,68 +22,113 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from aionn.reports.lines import write_if_taken
 
-__all__ = ["INTERRUPTED", "end_at_once", "guard", "run"]
+__all__ = ["INTERRUPTED", "TERMINATED", "end_at_once", "ends_early", "guard", "is_ending", "is_polled", "run"]
 
-INTERRUPTED = 130
+INTERRUPTED = 128 + signal.SIGINT
+
+TERMINATED = 128 + signal.SIGTERM
 
 _T = TypeVar("_T")
 
 _SHOW_CURSOR = b"\x1b[?25h"
 """A live table hides it."""
 
-_cancel: Callable[[], object] | None = None
-_is_interrupted = False
+_end: Callable[[], object] | None = None
+"""The effect of the first signal; None means that the process ends."""
+
+_received: int | None = None
+"""The first signal that came."""
 
 
 def guard() -> None:
-    """Takes SIGINT over from Python."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _on_signal)
+    """Takes SIGINT over from Python, and SIGTERM from the kernel."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is usual:
+            signal.signal(number, _on_signal)
+
+
+def is_ending() -> bool:
+    """Whether a signal has come."""
+    return _received is not None
 
 
 def end_at_once() -> NoReturn:
-    """Ends the process as interrupted."""
+    """Ends the process by the signal that came."""
     if os.isatty(1):
         write_if_taken(1, _SHOW_CURSOR)
-    write_if_taken(2, b"aionn: interrupted\n")
-    os._exit(INTERRUPTED)
+    is_terminated = _received == signal.SIGTERM
+    write_if_taken(2, b"aionn: terminated\n" if is_terminated else b"aionn: interrupted\n")
+    os._exit(TERMINATED if is_terminated else INTERRUPTED)
 
 
 def _on_signal(number: int, frame: object) -> None:
-    global _is_interrupted
-    if _cancel is None or _is_interrupted:
+    global _received
+    if _received is not None:
         end_at_once()
-    _is_interrupted = True
-    _cancel()
+    _received = number
+    if _end is None:
+        end_at_once()
+    _end()
+
+
+@contextlib.contextmanager
+def ends_early() -> Iterator[None]:
+    """A block that the first signal ends as its own end does, for a command whose results so far are worth a report.
+
+    Within ``run``. A signal that comes after the block changes only the exit code: the report follows in bounded time.
+    """
+    import anyio
+
+    from aionn.platform.loops import caller
+
+    global _end
+    with anyio.CancelScope() as scope:
+        _end = caller(scope.cancel)
+        try:
+            yield
+        finally:
+            _end = _nothing
+
+
+@contextlib.contextmanager
+def is_polled() -> Iterator[None]:
+    """A block whose first signal changes ``is_ending`` alone, for work that asks that and ends in order. Within ``run``."""
+    global _end
+    _end = _nothing
+    yield
+
+
+def _nothing() -> None:
+    """The effect of a signal on a command that ends by itself."""
 
 
 def run(function: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
     """Runs an async function in an event loop of its own.
 
     Raises:
-        KeyboardInterrupt: SIGINT came, and the function has ended because of it.
+        KeyboardInterrupt: A signal came, and the function has ended because of it.
     """
     import anyio
 
     from aionn.platform.loops import canceller
 
     async def interruptible() -> _T:
-        global _cancel
-        _cancel = canceller()
+        global _end
+        _end = canceller()
         try:
             return await function(*arguments)
         finally:
-            _cancel = None
+            _end = None
 
     try:
         return anyio.run(interruptible)
     except BaseException:
-        if _is_interrupted:
+        if is_ending():
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
             raise KeyboardInterrupt from None

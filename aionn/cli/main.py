@@ -1,9 +1,9 @@
 """The ``aionn`` command: turns errors into one sentence and an exit code.
 
-Modules that take time to import are imported after the handler of Ctrl-C is set.
+Modules that take time to import are imported after the handlers of Ctrl-C and SIGTERM are set.
 
 Exit codes: 0 done; 1 it ran, and the answer is no; 2 a mistake of the caller's or a failure, reported in one sentence; 130
-interrupted.
+interrupted; 143 terminated. The last two may follow a report of the results so far.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The process's entry point; ends it with an exit code.
 
     Args:
-        arguments: The words behind the command's name; None takes those of the process, whose SIGINT is taken over then, and whose
-            limit of descriptors is raised if it is low.
+        arguments: The words behind the command's name; None takes those of the process, whose SIGINT and SIGTERM are taken over
+            then, and whose limit of descriptors is raised if it is low.
     """
     if arguments is None:
         _open_standard_streams()
@@ -102,12 +102,14 @@ def _run(arguments: Sequence[str] | None) -> NoReturn:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         if arguments is None:
-            # All is closed. At its own end Python gives SIGINT back to the kernel: a second one would change the exit code.
+            # All is closed. At its own end Python gives the signals back to the kernel: a second one would change the exit code.
             interrupts.end_at_once()
         print("aionn: interrupted", file=sys.stderr)
         raise SystemExit(interrupts.INTERRUPTED) from None
     except BrokenPipeError:
         _end_unread()
+    if arguments is None and interrupts.is_ending():
+        interrupts.end_at_once()  # The command has reported its results so far.
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
@@ -183,7 +185,7 @@ def _message_of(error: CycloptsError) -> str:
             f"{command}: expected no further argument, got {words}; see the options of aionn {command} --help"
         )
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
-        return _wrong_command(error.unused_tokens[0])
+        return _wrong_command(*error.unused_tokens)
     if isinstance(error, UnknownOptionError) and "Did you mean" not in str(error):
         return f"{' '.join(str(error).split())} aionn {' '.join(error.command_chain or ())} --help lists the options"
     cause, argument = error.__cause__, error.argument
@@ -215,8 +217,8 @@ def _unit_of(argument: Argument | None) -> str:
     return f" of {units[0]}" if units else ""
 
 
-def _wrong_command(word: str) -> str:
-    """The mistake of a first word that is not a command."""
+def _wrong_command(word: str, *rest: str) -> str:
+    """The mistake of a first word that is not a command; ``rest`` are the words behind it."""
     import difflib
 
     from aionn.cli.overview import DESCRIPTIONS, OPTIONS
@@ -227,6 +229,8 @@ def _wrong_command(word: str) -> str:
     options = [name for names in OPTIONS for name in names.split(", ")]
     is_option = word.startswith("-")
     commands = [place.partition(":")[2] for place in DESCRIPTIONS]
+    if is_option and (named := [other for other in rest if other in commands]):
+        return f"expected a command, got the option {shown}; options follow the command: aionn {named[0]} {shown}"
     close = difflib.get_close_matches(word, options if is_option else [*commands, "--help"], n=1)
     advice = f"did you mean aionn {close[0]}?" if close else "aionn --help lists all"
     return f"expected {'an option' if is_option else 'a command'}, got {shown}; {advice}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,8 @@ import numpy as np
 
 from aionn.errors import InvalidArgument
 from aionn.media import AudioWindow, Frame, LiveSource, Recorder, Source, record
-from aionn.reports.terminal import live_lines, print_line, report_line, table_lines
+from aionn.reports.terminal import PROGRESS_FIRST_S, live_lines, print_line, report_line, table_lines
+from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.burst import Burst
 from aionn.runtime.memory.arguments import Array, TensorSpec
 from aionn.runtime.memory.real_values import Writer
@@ -48,6 +48,9 @@ __all__ = [
 REFRESH_S = 0.25
 """Interval between two drawings of the live table: short enough to look alive, long enough that no frame misses its deadline."""
 
+LINE_S = 60.0
+"""Interval between two lines about a stream in a file or a pipe: it may run for days, and a log should not consist of its lines."""
+
 DETECTOR_OUTPUTS = 4
 """Outputs of a detector that ends in ``TFLite_Detection_PostProcess``."""
 
@@ -58,17 +61,21 @@ Describe = Callable[[Sequence[Array]], tuple[Finding, ...]]
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Latencies from capture to result in milliseconds."""
+    """Latencies from capture to result in milliseconds; None without a result."""
 
-    p50: float
-    p99: float
-    max: float
+    p50: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+    def __str__(self) -> str:
+        shown = [f"{milliseconds(value)} ms" if value is not None else "-" for value in (self.p50, self.p99)]
+        return f"p50 {shown[0]}, p99 {shown[1]}"
 
 
 def latency_of(stream: WatchedStream) -> Latency:
-    """From capture to result, of all results; 0 without one."""
+    """From capture to result, of all results."""
     found = stream.figures.latency
-    return Latency(found.p50 or 0.0, found.p99 or 0.0, found.max or 0.0)
+    return Latency(found.p50, found.p99, found.max)
 
 
 def presented_count(stream: WatchedStream) -> int:
@@ -265,11 +272,26 @@ def _lines(title: str, collector: Collector, width: int) -> list[str]:
     return table_lines(title, HEADS, rows, width, least=LEAST)
 
 
+def _sentence(collector: Collector) -> str:
+    """The counts of the streams so far, for a line in a file."""
+    parts = []
+    for stream in collector.snapshot().streams:
+        dropped = stream.dropped + (stream.source.dropped if stream.source is not None else 0)
+        latency = Latency(stream.latency.p50, stream.latency.p99, stream.latency.max)
+        counts = f"{stream.on_time} on time, {stream.late} late, {dropped} dropped"
+        parts.append(f"{stream.name} {stream.per_second:.1f} per s, {counts}, {latency}")
+    return "; ".join(parts)
+
+
 async def show_live(collector: Collector, *, finished: Callable[[], bool]) -> None:
-    """Draws the streams until ``finished``, where standard error is a terminal; does nothing elsewhere."""
-    started_s = time.monotonic()
+    """Draws the streams until ``finished``; where standard error is not a terminal, prints a line each minute."""
+    started_ns, next_s = now_ns(), PROGRESS_FIRST_S
     with live_lines() as show:
-        while show is not None and not finished():
-            now = f"{collector.title}   {time.monotonic() - started_s:5.1f} s"
-            show(partial(_lines, now, collector))
+        while not finished():
+            passed_s = (now_ns() - started_ns) / 1e9
+            if show is not None:
+                show(partial(_lines, f"{collector.title}   {passed_s:5.1f} s", collector))
+            elif passed_s >= next_s:
+                report_line(f"{collector.title}, {passed_s:.0f} s: {_sentence(collector)}", stream=sys.stderr)
+                next_s = (passed_s // LINE_S + 1) * LINE_S
             await anyio.sleep(REFRESH_S)

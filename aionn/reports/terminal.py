@@ -5,7 +5,7 @@ Owns every character that the commands write for people. No text is taken for ma
 Invariants:
 1. No word is broken. A table that is too wide loses its least columns and names them; if that is not enough, rows become records.
 2. A sentence is one line in a file or a pipe, so that programs can read it; a terminal gets it in lines of whole words.
-3. Progress is drawn on standard error, and only where that is a terminal.
+3. Progress is drawn on standard error where that is a terminal; elsewhere it is a line from time to time.
 4. A control character is written as its escape sequence in Python: a name in a file cannot command the terminal.
 5. A line about work in progress is dropped where it cannot be written: neither ``report_line`` nor progress fails for that.
 """
@@ -16,6 +16,8 @@ import contextlib
 import os
 import re
 import sys
+import threading
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO, cast
@@ -27,6 +29,7 @@ from aionn.reports.columns import number_columns
 from aionn.reports.lines import write_if_taken
 
 __all__ = [
+    "PROGRESS_FIRST_S",
     "ShowProgress",
     "fitting_widths",
     "live_lines",
@@ -51,6 +54,12 @@ COLUMNS_UNLIMITED = 10_000
 
 WIDTH_MIN = 20
 """Least width that is respected: a narrower terminal breaks words by itself."""
+
+PROGRESS_LINE_S = 10.0
+"""Time between two lines about progress in a file or a pipe: long work does not look like a hang, and an hour has 360 lines."""
+
+PROGRESS_FIRST_S = 1.0
+"""Time until the first of these lines: most mistakes are found sooner, and their sentence is the only line."""
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
@@ -322,10 +331,22 @@ class _Screen:
 
 
 @contextlib.contextmanager
-def progress_bar(text: str, *, is_wanted: bool = True) -> Iterator[ShowProgress | None]:
-    """A bar on standard error while the block runs, first with ``text``; None if that is not a terminal, or if no bar is wanted."""
-    if not is_wanted or not sys.stderr.isatty():
+def progress_bar(
+    text: str, *, is_wanted: bool = True, line_s: float = PROGRESS_LINE_S
+) -> Iterator[ShowProgress | None]:
+    """A bar on standard error while the block runs; where that is not a terminal, lines from time to time.
+
+    Args:
+        text: Shown first.
+        is_wanted: False shows nothing, and gives None.
+        line_s: The time between two lines.
+    """
+    if not is_wanted:
         yield None
+        return
+    if not sys.stderr.isatty():
+        with _progress_lines(text, line_s) as show_line:
+            yield show_line
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -339,6 +360,30 @@ def progress_bar(text: str, *, is_wanted: bool = True) -> Iterator[ShowProgress 
             bar.update(task, description=printable(text), completed=done, total=total)
 
         yield show
+
+
+@contextlib.contextmanager
+def _progress_lines(text: str, line_s: float) -> Iterator[ShowProgress]:
+    """Lines with the last progress while the block runs, also while that holds its thread; none if it ends, or fails, soon."""
+    latest, ended = text, threading.Event()
+
+    def show(text: str, done: float, total: float | None) -> None:
+        nonlocal latest
+        latest = f"{text} ({done / total:.0%})" if total else text
+
+    def write() -> None:
+        began_s, wait_s = time.monotonic(), min(PROGRESS_FIRST_S, line_s)
+        while not ended.wait(wait_s):
+            report_line(f"{latest}, {time.monotonic() - began_s:.0f} s", stream=sys.stderr)
+            wait_s = line_s
+
+    writer = threading.Thread(target=write, daemon=True, name="aionn-progress")
+    writer.start()
+    try:
+        yield show
+    finally:
+        ended.set()
+        writer.join()
 
 
 @contextlib.contextmanager

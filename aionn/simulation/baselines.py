@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from typing import Literal
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority
@@ -20,7 +21,7 @@ from aionn.scheduler.job import NEVER_NS, Abort, Action, DeviceSlot, Job, Preemp
 from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.scheduler.ready_queue import Policy
 
-__all__ = ["POLICIES", "BacklogPolicy", "policy_named"]
+__all__ = ["POLICIES", "BacklogPolicy", "PolicyName", "policy_named"]
 
 _Key = tuple[int, int, int]
 
@@ -144,6 +145,19 @@ class BacklogPolicy:
             return Reason.TOO_LATE
         return None
 
+
+PolicyName = Literal[
+    "plan",
+    "fifo",
+    "edf",
+    "edf-abort-whole",
+    "edf-abort",
+    "edf-abort-priority",
+    "edf-abort-high",
+    "triton-like",
+    "clockwork-like",
+]
+"""The names of ``POLICIES``, for type checkers, and for the completion of the shell."""
 
 POLICIES: dict[str, Policy] = {
     policy.name: policy

@@ -25,6 +25,7 @@ __all__ = [
     "DeviceReport",
     "Report",
     "ReservationReport",
+    "latency_text",
     "page",
     "report_of",
     "reservation_rows",
@@ -48,7 +49,7 @@ class ClassReport(msgspec.Struct, frozen=True):
         aborted: Number of aborted ones.
         refused: Number of those rejected on arrival.
         failed: Number of those that failed with their device or with what they followed.
-        latency_ms: Of those on time, by quantile: 0.5, 0.9, 0.99, 1.
+        latency_ms: Of those on time, by quantile: 0.5, 0.9, 0.99, 1; None where none is.
     """
 
     priority: str
@@ -58,7 +59,7 @@ class ClassReport(msgspec.Struct, frozen=True):
     aborted: int
     refused: int
     failed: int
-    latency_ms: tuple[float, ...]
+    latency_ms: tuple[float | None, ...]
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
@@ -238,8 +239,13 @@ def _class_report(engine: Engine, priority: Priority, is_of_class: Sequence[bool
             if outcome.kind == "on_time":
                 latencies.append((outcome.at_ns - arrival.at_ns) / 1e6)
     latencies.sort()
-    quantiles = [latencies[math.ceil(q * len(latencies)) - 1] if latencies else 0.0 for q in QUANTILES]
+    quantiles = [latencies[math.ceil(q * len(latencies)) - 1] if latencies else None for q in QUANTILES]
     return ClassReport(priority.name.lower(), sum(counts.values()), **counts, latency_ms=tuple(quantiles))
+
+
+def latency_text(value: float | None) -> str:
+    """A latency for people; a hyphen without one."""
+    return "-" if value is None else f"{value:.2f}"
 
 
 # --- The page -----------------------------------------------------------------------------------------------------------------
@@ -250,7 +256,7 @@ def page(engine: Engine) -> str:
     report = report_of(engine)
     heads = ("priority", "requests", *OUTCOME_ROLES, "p50 ms", "p90 ms", "p99 ms", "max ms")
     classes = [
-        (c.priority, c.requests, *_outcomes(c).values(), *(f"{value:.2f}" for value in c.latency_ms))
+        (c.priority, c.requests, *_outcomes(c).values(), *map(latency_text, c.latency_ms))
         for c in report.classes
     ]
     roles = device_roles(device.name for device in report.devices)

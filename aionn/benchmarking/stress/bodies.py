@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal
 
 import anyio
 import anyio.lowlevel
@@ -35,7 +36,7 @@ from aionn.platform.python_process import python_command, python_environment
 from aionn.runtime.compilation import Compilation
 from aionn.runtime.runtime import Runtime, open_runtime
 
-__all__ = ["BODIES", "Body", "Ended", "StressTask", "run_task", "task_command"]
+__all__ = ["BODIES", "Body", "Ended", "StressTask", "TestName", "run_task", "task_command"]
 
 LIVENESS_S_MAX = 10.0
 """Limit of the known model's execution. Less than what a test gets beyond its time, so that the body can report a hang itself."""
@@ -292,6 +293,17 @@ async def slowdown(work: Work) -> None:
             " other work of the machine counts too, so measure again on a quiet one"
         )
 
+
+TestName = Literal[
+    "long_inference",
+    "parallel_inference",
+    "load_and_unload",
+    "killed_clients",
+    "random_models",
+    "mapped_models",
+    "slowdown",
+]
+"""The names of ``BODIES``, for type checkers, and for the completion of the shell."""
 
 BODIES: Mapping[str, Body] = {
     body.__name__: body

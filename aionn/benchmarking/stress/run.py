@@ -62,6 +62,7 @@ async def stress(
     grace_s: float = GRACE_S,
     progress: Callable[[str, int], None] = lambda _test, _index: None,
     imports: ImportOptions = NO_OPTIONS,
+    done: Callable[[StressResult], None] = lambda _: None,
 ) -> tuple[StressResult, ...]:
     """Makes the tests one after the other.
 
@@ -74,6 +75,7 @@ async def stress(
         grace_s: Time that a test may take beyond that.
         progress: Called with each test before it begins, and its number.
         imports: Open extents and shapes of an .onnx file.
+        done: Called with each result immediately, so that a caller that is cancelled has those before.
 
     Raises:
         InvalidArgument: There is no such test, the model cannot be imported, or the time makes no sense.
@@ -98,6 +100,7 @@ async def stress(
         ended = await _watched(task, seconds + grace_s)
         took_s = round(time.monotonic() - started_s, 3)
         results.append(StressResult(test, ended.result, ended.message, ended.count, took_s))
+        done(results[-1])
     return tuple(results)
 
 

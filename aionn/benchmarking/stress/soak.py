@@ -167,6 +167,7 @@ class _Soak:
         watch: Watch,
         progress: Callable[[SoakProgress], None],
         after_episode: Callable[[], object],
+        is_ending: Callable[[], bool],
     ) -> None:
         self._runtime = runtime
         self._targets = targets
@@ -175,6 +176,7 @@ class _Soak:
         self._isolation = isolation
         self._progress = progress
         self._after_episode = after_episode
+        self._is_ending = is_ending
         self._pause = Pause()
         self._watch = watch
         self._models = {size: soak_model(size) for size in SIZES}
@@ -191,7 +193,7 @@ class _Soak:
         return time.monotonic() - self._began_s
 
     def _goes_on(self) -> bool:
-        return self.passed_s < self._seconds
+        return self.passed_s < self._seconds and not self._is_ending()
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
@@ -376,6 +378,7 @@ async def soak(
     progress: Callable[[SoakProgress], None] = lambda _: None,
     on_stuck: Callable[[str], None] = lambda _: None,
     after_episode: Callable[[], object] = lambda: None,
+    is_ending: Callable[[], bool] = lambda: False,
 ) -> SoakReport:
     """Works on drivers that are killed and stopped, and reports the resources that grow.
 
@@ -390,6 +393,7 @@ async def soak(
         progress: Is called with the state about every second.
         on_stuck: Is called, from another thread, with a hang that cannot be cancelled: then this never returns by itself.
         after_episode: Is called after each episode; a test plants its leaks there.
+        is_ending: Is asked several times a second; once it returns True, the run ends in order, with its report.
 
     Raises:
         InvalidArgument: There is no such driver, none is named, or the time makes no sense.
@@ -416,6 +420,7 @@ async def soak(
                 watch=watch,
                 progress=progress,
                 after_episode=after_episode,
+                is_ending=is_ending,
             )
             await run.run()
             passed_s = run.passed_s
@@ -435,5 +440,5 @@ async def soak(
         tuple(watch.hangs),
         (*run.own.slopes(), *run.driver.slopes()),
         await _left_behind(before),
-        seconds >= growth_s_min,
+        passed_s >= growth_s_min,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -200,15 +201,20 @@ def _report(
 ) -> int:
     """Runs a suite beside a bar of progress and prints its report; the exit code, 1 for a failure."""
     with progress_bar(f"{suite} on {device}", is_wanted=not json) as show:
-        done = 0
+        done, latest, began_s = 0, Tally(), time.monotonic()
 
         def progress(tally: Tally, total: int) -> None:
-            nonlocal done
-            done += 1
+            nonlocal done, latest
+            done, latest = done + 1, tally
             if show is not None:
                 show(f"{suite} on {device}: {done}/{total}, {tally.counts.failed} failed", done, total)
 
-        report = interrupts.run(partial(run, progress=progress))
+        async def run_until_interrupted() -> Report:
+            with interrupts.ends_early():
+                return await run(progress=progress)
+            return latest.report(time.monotonic() - began_s)
+
+        report = interrupts.run(run_until_interrupted)
     if json:
         print_json(report)
     else:

@@ -99,13 +99,15 @@ class Digits(msgspec.Struct, frozen=True):
 
 
 class VideoReport(msgspec.Struct, frozen=True):
-    """Results of the video stream; ``classes`` has each recognised class once, in the order of their first frames."""
+    """Results of the video stream; ``classes`` has each recognised class once, in the order of their first frames, and ``accuracy``
+    is None where no frame was answered.
+    """
 
     frames: int
     on_time: int
     late: int
     dropped: int
-    accuracy: float
+    accuracy: float | None
     fps: float
     latency_ms: Latency
     classes: tuple[str, ...] = ()
@@ -234,11 +236,12 @@ async def run_demo(
             windows = audio_file(data / "digits.wav", keep="latest")
             shown = classifier(seeing.outputs, shapes.classes)
             spoken = classifier(hearing.outputs, digits.classes)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(follow, video, frames, seen, write_frame, shown)
-                tasks.start_soon(follow, audio, windows, heard, write_features, spoken)
-                if live:
-                    tasks.start_soon(lambda: show_live(collector, finished=lambda: running == 0))
+            with interrupts.ends_early():
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(follow, video, frames, seen, write_frame, shown)
+                    tasks.start_soon(follow, audio, windows, heard, write_features, spoken)
+                    if live:
+                        tasks.start_soon(lambda: show_live(collector, finished=lambda: running == 0))
     return DemoReport(_video_report(video, shapes), _audio_report(audio, digits), pids, used, granted)
 
 
@@ -273,7 +276,7 @@ def _video_report(answers: _Answers, truth: Shapes) -> VideoReport:
         on_time=figures.counts["on_time"],
         late=figures.counts["late"],
         dropped=dropped_count(answers.stream),
-        accuracy=round(right / max(1, len(recognised)), 4),
+        accuracy=round(right / len(recognised), 4) if recognised else None,
         fps=round(figures.per_second, 2),
         latency_ms=latency_of(answers.stream),
         classes=tuple(dict.fromkeys(r.label for r in recognised if r.probability > PROBABILITY_MIN)),
@@ -311,14 +314,14 @@ def _print_summary(report: DemoReport) -> None:
         print_line(report.realtime, lead="real time")
     print_line(
         f"{video.frames} frames at {video.fps:.1f}/s: {video.on_time} on time (33 ms), {video.late} late, "
-        f"{video.dropped} dropped; accuracy {video.accuracy:.1%}; "
-        f"latency p50 {video.latency_ms.p50:.1f} ms, p99 {video.latency_ms.p99:.1f} ms",
+        f"{video.dropped} dropped; accuracy {'-' if video.accuracy is None else f'{video.accuracy:.1%}'}; "
+        f"latency {video.latency_ms}",
         lead="video",
     )
     print_line(
         f"{audio.windows} windows: {audio.on_time} on time (100 ms), {audio.late} late, "
         f"{audio.dropped} dropped; accuracy {audio.words_found} of {audio.words_expected} words; "
-        f"latency p50 {audio.latency_ms.p50:.1f} ms, p99 {audio.latency_ms.p99:.1f} ms",
+        f"latency {audio.latency_ms}",
         lead="audio",
     )
     print_line(", ".join(video.classes) or "none", lead="classes")

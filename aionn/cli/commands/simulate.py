@@ -11,11 +11,11 @@ from cyclopts import Parameter
 from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import check_writable, print_json, write_report
 from aionn.reports.terminal import print_line, print_table
-from aionn.simulation.baselines import policy_named
+from aionn.simulation.baselines import PolicyName, policy_named
 from aionn.simulation.bound import on_time_bound, requests_of
 from aionn.simulation.checkers import breaches
 from aionn.simulation.engine import Engine, prepare
-from aionn.simulation.report import RESERVATION_HEADS, page, report_of, reservation_rows
+from aionn.simulation.report import RESERVATION_HEADS, latency_text, page, report_of, reservation_rows
 from aionn.simulation.workload import read_workload
 
 __all__ = ["simulate"]
@@ -24,7 +24,7 @@ __all__ = ["simulate"]
 def simulate(
     workload: Path,
     *,
-    policy: str = "plan",
+    policy: PolicyName = "plan",
     seed: Annotated[int, numbers(0, SEED_MAX)] = 1,
     folder: Path | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -36,8 +36,7 @@ def simulate(
 
     Args:
         workload: A TOML file: streams of requests, models and devices.
-        policy: The policy: plan (aionn's own), fifo, edf, edf-abort, edf-abort-whole, edf-abort-priority, edf-abort-high,
-            triton-like, clockwork-like.
+        policy: The policy; plan is aionn's own.
         seed: Of arrivals, noise and faults; the same seed gives the same run.
         folder: The folder of the files that the workload names (traces, models, devices); by default the workload's own.
         json: Print one JSON object instead of tables.
@@ -73,8 +72,8 @@ def simulate(
             c.aborted,
             c.refused,
             c.failed,
-            c.latency_ms[0],
-            c.latency_ms[2],
+            latency_text(c.latency_ms[0]),
+            latency_text(c.latency_ms[2]),
         )
         for c in report.classes
     ]

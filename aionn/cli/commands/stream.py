@@ -101,7 +101,7 @@ def stream(
         camera: 0 or /dev/video0, or a part of the camera's name such as C920; aionn devices --sources lists them.
         source: 0 or /dev/video0, a camera; camera:NAME; microphone:; rtsp://... or another address; screen:, this display;
             replay:FILE, a recording; pattern:, a test picture.
-        seconds: Ends the stream after so long; by default it ends with its source.
+        seconds: Ends the stream after so long; by default it ends with its source, or by Ctrl-C, with its report.
         device: Which device; by default the first that supports the model.
         priority: Which executions go first where several wait.
         deadline_ms: An answer is on time this long after its capture.
@@ -245,7 +245,10 @@ async def _stream(
                 if live:
                     tasks.start_soon(lambda: show_live(collector, finished=finished.is_set))
                 try:
-                    with anyio.move_on_after(math.inf if seconds is None else seconds):
+                    with (
+                        interrupts.ends_early(),
+                        anyio.move_on_after(math.inf if seconds is None else seconds),
+                    ):
                         await stream_and_count(
                             watched,
                             source,
@@ -284,7 +287,6 @@ def _counted(stream: WatchedStream) -> list[dict[str, Any]]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    latency = report["latency_ms"]
     if report.get("lost") or report.get("corrupt") or report.get("reconnections"):
         print_line(
             f"lost before it arrived {report['lost']}, damaged {report['corrupt']}, opened again {report['reconnections']} times"
@@ -293,7 +295,7 @@ def _print(report: dict[str, Any]) -> None:
         f"through {report['model']} on {report['device']}: "
         f"{report['items']} items, "
         f"{report['on_time']} on time, {report['late']} late, {report['dropped']} dropped, {report['per_second']:.1f} per s, "
-        f"latency p50 {latency.p50:.1f} ms, p99 {latency.p99:.1f} ms",
+        f"latency {report['latency_ms']}",
         lead=report["source"],
     )
     print_recording(report)

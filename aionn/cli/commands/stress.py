@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -13,7 +13,7 @@ import msgspec
 from cyclopts import Parameter
 
 import aionn
-from aionn.benchmarking.stress.bodies import BODIES
+from aionn.benchmarking.stress.bodies import BODIES, TestName
 from aionn.benchmarking.stress.run import TEST_S_MAX, StressResult
 from aionn.benchmarking.stress.run import stress as run_stress
 from aionn.benchmarking.stress.slopes import SECONDS_PER_HOUR, Slope
@@ -36,7 +36,7 @@ MINUTES_MAX = TEST_S_MAX / 60
 """Longest run of all tests of a device, a day: also what one test may take."""
 
 LINE_S = 60.0
-"""Time between two lines about a soak's progress where no bar is shown."""
+"""Time between two lines about a soak's progress where no bar is shown: it may take days."""
 
 HOURS_MAX = SOAK_S_MAX / SECONDS_PER_HOUR
 """Longest soak."""
@@ -46,7 +46,7 @@ def stress(
     *,
     device: list[str] | None = None,
     minutes: Annotated[float, numbers(0, MINUTES_MAX, "minutes", is_open=True)] = 5.0,
-    test: list[str] | None = None,
+    test: list[TestName] | None = None,
     model: Path | None = None,
     dimension: Dimensions = None,
     input_shape: InputShapes = None,
@@ -102,10 +102,18 @@ def stress(
                 step = f"{name}: {running} ({index + 1} of {len(tests)}, {seconds:.0f} s)"
                 report_line(step, stream=sys.stderr)
 
-        async def run(name: str = name) -> tuple[StressResult, ...]:
-            return await run_stress(name, file, tests, seconds, seed=seed, progress=progress, imports=imports)
+        ended: list[StressResult] = []
 
-        report[name] = interrupts.run(run)
+        async def run(name: str = name, done: Callable[[StressResult], None] = ended.append) -> None:
+            with interrupts.ends_early():
+                await run_stress(
+                    name, file, tests, seconds, seed=seed, progress=progress, imports=imports, done=done
+                )
+
+        interrupts.run(run)
+        report[name] = tuple(ended)
+        if interrupts.is_ending():
+            break
     if json:
         print_json(report)
     else:
@@ -144,31 +152,28 @@ def _soak(
 ) -> int:
     # Every killed process is worth a warning elsewhere; here it is the purpose of the run.
     logging.getLogger("aionn").addHandler(logging.NullHandler())
-    with progress_bar("soak", is_wanted=not json) as show:
-        next_s = LINE_S
+    with progress_bar("soak", is_wanted=not json, line_s=LINE_S) as show:
 
         def progress(state: SoakProgress) -> None:
-            nonlocal next_s
             sentence = (
                 f"{state.counts['kills']} kills, {state.counts['right']} right, {state.failures} failed, "
                 f"{state.rss_kb / 1024:.1f} MB, {state.objects} objects"
             )
             if show is not None:
-                show(sentence, state.seconds, hours * SECONDS_PER_HOUR)
-            elif not json and state.seconds >= next_s:
-                report_line(f"soak, {state.seconds:.0f} s: {sentence}", stream=sys.stderr)
-                next_s = state.seconds + LINE_S
+                show(f"soak: {sentence}", state.seconds, hours * SECONDS_PER_HOUR)
 
         async def run() -> SoakReport:
-            return await run_soak(
-                drivers,
-                hours * SECONDS_PER_HOUR,
-                seed=seed,
-                isolation=isolation,
-                growth_s_min=GROWTH_S_MIN,
-                progress=progress,
-                on_stuck=_end_stuck,
-            )
+            with interrupts.is_polled():
+                return await run_soak(
+                    drivers,
+                    hours * SECONDS_PER_HOUR,
+                    seed=seed,
+                    isolation=isolation,
+                    growth_s_min=GROWTH_S_MIN,
+                    progress=progress,
+                    on_stuck=_end_stuck,
+                    is_ending=interrupts.is_ending,
+                )
 
         report = interrupts.run(run)
     if json:

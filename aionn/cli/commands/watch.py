@@ -51,7 +51,7 @@ def watch(
     Args:
         source: 0 or /dev/video0, a camera; camera:NAME; microphone:; rtsp://... or another address; screen:, this display;
             replay:FILE, a recording; a video file; pattern:, a test picture.
-        seconds: Ends after so long; by default it ends with its source.
+        seconds: Ends after so long; by default it ends with its source, or by Ctrl-C, with its report.
         deadline_ms: A picture is on time if it is here this long after its capture.
         keep: The frames that a slow machine gets: the latest one, all of them, or the oldest.
         watch_at: HOST:PORT of the page, 127.0.0.1:8470 by default; another host lets other machines connect.
@@ -71,13 +71,7 @@ def watch(
     if json:
         print_json(report)
     else:
-        latency = report["latency_ms"]
-        print_line(
-            f"{report['items']} items, {report['on_time']} on time, {report['late']} late, {report['dropped']} dropped, "
-            f"age p50 {latency.p50:.1f} ms, p99 {latency.p99:.1f} ms",
-            lead=report["source"],
-        )
-        print_recording(report)
+        _print(report)
     return 0
 
 
@@ -97,7 +91,10 @@ async def _watch(
         if live:
             tasks.start_soon(lambda: show_live(collector, finished=finished.is_set))
         try:
-            with anyio.move_on_after(math.inf if seconds is None else seconds):
+            with (
+                interrupts.ends_early(),
+                anyio.move_on_after(math.inf if seconds is None else seconds),
+            ):
                 async with source as items:
                     async for item in items if recorder is None else recorder.through(items):
                         arrived_ns = now_ns()
@@ -114,3 +111,12 @@ async def _watch(
         "latency_ms": latency_of(stream),
         **recording_report(record, recorder),
     }
+
+
+def _print(report: dict[str, Any]) -> None:
+    print_line(
+        f"{report['items']} items, {report['on_time']} on time, {report['late']} late, {report['dropped']} dropped, "
+        f"age {report['latency_ms']}",
+        lead=report["source"],
+    )
+    print_recording(report)

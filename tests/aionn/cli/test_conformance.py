@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -48,6 +49,11 @@ def aionn(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "COLUMNS": "100"},
         check=False,
     )
+
+
+def sentences(errors: str) -> list[str]:
+    """The lines of standard error that are not about progress, which a busy machine has in any test."""
+    return [line for line in errors.splitlines() if not re.fullmatch(r"\w+ on .*, \d+ s", line)]
 
 
 def test_missing_data_are_reported_with_the_suites_that_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +175,7 @@ def test_mistakes_are_told_in_one_sentence(
 ) -> None:
     finished = aionn_here("conformance", *(option.format(data=data) for option in options))
     assert finished.returncode == 2
-    assert words in finished.stderr and len(finished.stderr.splitlines()) == 1
+    assert words in finished.stderr and len(sentences(finished.stderr)) == 1
     assert finished.stdout == ""
 
 
@@ -237,7 +243,7 @@ def test_driver_that_cannot_be_made_is_told_in_one_sentence(
 ) -> None:
     finished = author(target, "-k", "basics", "--isolation", isolation)
     assert finished.returncode == 2
-    assert words in finished.stderr and len(finished.stderr.splitlines()) == 1
+    assert words in finished.stderr and len(sentences(finished.stderr)) == 1
 
 
 def test_lists_of_the_drivers_module_are_strict(
@@ -258,7 +264,7 @@ EXPECTED_FAILURES = {"basics/status_is_available": "not yet", "LSTM": "wrong"}
         finished = author("NpuDevice", *options, lists=wrong)
         assert finished.returncode == 2
         assert "expected patterns and the reasons for them" in finished.stderr
-        assert len(finished.stderr.splitlines()) == 1
+        assert len(sentences(finished.stderr)) == 1
 
 
 def test_random_graphs_are_run_by_number_and_reported(aionn_here: Command) -> None:

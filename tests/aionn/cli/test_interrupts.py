@@ -1,10 +1,11 @@
-"""Ctrl-C at any moment: one sentence, exit code 130, no traceback, no process left.
+"""Ctrl-C and SIGTERM at any moment: one sentence, exit code 130 or 143, no traceback, no process left; a stream reports so far.
 
 The signal comes at a chosen event of the interpreter: the n-th import, or the start of a driver process.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -124,3 +125,136 @@ with aionn.blocking.open(drivers=["reference"]) as runtime:
         env=os.environ,
     )
     assert (ended.stdout, ended.stderr, ended.returncode) == ("AVAILABLE True\n", "", 0)
+
+
+REPORTS_AFTER = """
+import os, signal, sys
+number, place, name, count = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+del sys.argv[1:5]
+import importlib
+module, _, owner = place.partition(":")
+owner = getattr(importlib.import_module(module), owner) if owner else importlib.import_module(module)
+method, seen = getattr(owner, name), 0
+
+def counting(self, *arguments, **options):
+    global seen
+    seen += 1
+    if seen == count:
+        os.kill(os.getpid(), number)
+    return method(self, *arguments, **options)
+
+setattr(owner, name, counting)
+from aionn.cli.main import main
+main()
+"""
+"""The command gets the signal when a method is called for the n-th time."""
+
+
+def signalled(
+    number: int, place: str, name: str, count: int, *arguments: str | Path
+) -> subprocess.CompletedProcess[str]:
+    hooked = [str(number), place, name, str(count)]
+    return subprocess.run(
+        [sys.executable, "-c", REPORTS_AFTER, *hooked, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+STREAM = "aionn.watch:WatchedStream"
+ENDS = [(signal.SIGINT, 130, "aionn: interrupted"), (signal.SIGTERM, 143, "aionn: terminated")]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("number", "code", "sentence"), ENDS)
+@pytest.mark.parametrize("command", ["stream", "watch", "demo"])
+def test_endless_command_reports_what_it_has_so_far(
+    command: str, number: int, code: int, sentence: str, example_data: Path
+) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+    arguments: dict[str, tuple[str | Path, ...]] = {
+        "stream": (example_data / "shapes_int8.tflite", "--source", "pattern:", "--device", "reference"),
+        "watch": ("pattern:", "--watch-at", ":0"),
+        "demo": ("--device", "reference"),
+    }
+    name = "add_item" if command == "watch" else "add"
+    ended = signalled(number, STREAM, name, 3, command, *arguments[command], "--json")
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.splitlines()[-1] == sentence and "Traceback" not in ended.stderr
+    (line,) = ended.stdout.splitlines()
+    report = json.loads(line)
+    counts = report.get("video", report)
+    total = counts["on_time"] + counts["late"] + counts["dropped"]
+    assert total >= 1 and counts["latency_ms"].keys() == {"p50", "p99", "max"}
+
+
+def test_report_for_people_precedes_the_sentence(example_data: Path) -> None:
+    model = example_data / "shapes_int8.tflite"
+    arguments = ("stream", model, "--source", "pattern:", "--device", "reference")
+    ended = signalled(signal.SIGINT, STREAM, "add", 3, *arguments)
+    assert ended.returncode == 130
+    assert ended.stdout.startswith(f"pattern: through {model} on reference: ")
+
+
+def test_second_signal_ends_a_command_that_reports(example_data: Path) -> None:
+    # The report asks for these figures; the signal is the second one then, and the process ends without it.
+    code = REPORTS_AFTER.replace("os.kill(os.getpid(), number)", "os.kill(os.getpid(), number); arm()")
+    code = code.replace(
+        "setattr(owner",
+        "def arm():\n    from aionn.cli.commands import stream\n"
+        "    stream.presented_count = lambda _: os.kill(os.getpid(), number)\n\nsetattr(owner",
+    )
+    model = example_data / "shapes_int8.tflite"
+    hooked = (str(signal.SIGTERM), STREAM, "add", "3")
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            code,
+            *hooked,
+            "stream",
+            str(model),
+            "--source",
+            "pattern:",
+            "--device",
+            "reference",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (143, "")
+    assert ended.stderr.splitlines()[-1] == "aionn: terminated"
+
+
+@pytest.mark.parametrize("suite", ["vts", "random"])
+def test_conformance_reports_the_tests_that_were_done(suite: str) -> None:
+    place, name = {
+        "vts": ("aionn.conformance.vts.run", "run_case"),
+        "random": ("aionn.conformance.suite:Tally", "add"),
+    }[suite]
+    more = ("--seeds", "200", "--jobs", "1") if suite == "random" else ()
+    ended = signalled(
+        signal.SIGINT, place, name, 3, "conformance", "reference", "--suite", suite, *more, "--json"
+    )
+    assert ended.returncode == 130, ended.stderr
+    report = json.loads(ended.stdout)
+    assert 1 <= report["passed"] < 200
+
+
+def test_soak_ends_in_order(example_data: Path) -> None:
+    ended = signalled(
+        signal.SIGTERM,
+        "aionn.benchmarking.stress.soak:_Soak",
+        "_state",
+        2,
+        *("stress", "--soak", "1", "--in-process", "--device", "reference", "--json"),
+    )
+    assert ended.returncode == 143, ended.stderr
+    report = json.loads(ended.stdout)
+    assert report["success"] and report["seconds"] < 60 and report["counts"]["right"] > 0
+    assert not report["is_growth_judged"]

@@ -208,10 +208,27 @@ def test_letters_that_the_encoding_lacks_are_escaped() -> None:
     assert stream.read() == "gr\\xfcn\n"
 
 
-def test_progress_is_drawn_on_a_terminal_alone() -> None:
+def test_lines_are_replaced_on_a_terminal_alone() -> None:
     # The captured streams of a test are no terminals.
-    with progress_bar("bench") as show, live_lines() as show_lines:
-        assert show is None and show_lines is None
+    with live_lines() as show_lines, progress_bar("bench", is_wanted=False) as show:
+        assert show_lines is None and show is None
+
+
+def test_progress_in_a_pipe_is_a_line_from_time_to_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    with open(reading) as lines, open(writing, "w", encoding="ascii") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        # The thread of the work waits for the lines: another one writes them.
+        with progress_bar("suite on npu", line_s=0.01) as show:
+            assert show is not None
+            assert lines.readline() == "suite on npu, 0 s\n"
+            show("suite on npu: 3/4, 1 failed", 3, 4)
+            while (line := lines.readline()).startswith("suite on npu, "):
+                pass
+            assert re.fullmatch(r"suite on npu: 3/4, 1 failed \(75%\), \d+ s\n", line)
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("reader", ["gone", "stopped", "full disk", "reading"])
@@ -281,12 +298,15 @@ def test_terminal_gets_bold_leads_and_its_width(width: int) -> None:
     assert plain(shown).endswith("[lead] is the rest\ntitle\na    b\n[x]  1\n")
 
 
-def test_pipe_gets_neither_colours_nor_progress() -> None:
-    program = PROGRAM.replace("    show(", "    assert show is None\n    0 and show(")
+def test_pipe_gets_neither_colours_nor_a_bar() -> None:
+    program = PROGRAM.replace("    show(lambda", "    assert show is None\n    0 and show(lambda")
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
-    assert (ended.stdout, ended.stderr) == ("[lead] is the rest\ntitle\na    b\n[x]  1\n", "")
+    assert (ended.stdout, ended.stderr) == (
+        "[lead] is the rest\ntitle\na    b\n[x]  1\n",
+        "",
+    )
 
 
 @pytest.mark.parametrize("width", range(30, 100))
