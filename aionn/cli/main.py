@@ -80,6 +80,7 @@ def _run(arguments: Sequence[str] | None) -> NoReturn:
         from aionn.observability.log_tags import label_lines
 
         label_lines()
+    _warn_of_variables()
     from cyclopts import CycloptsError
 
     from aionn.cli.commands import app
@@ -111,6 +112,16 @@ def _run(arguments: Sequence[str] | None) -> NoReturn:
     if arguments is None and interrupts.is_ending():
         interrupts.end_at_once()  # The command has reported its results so far.
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _warn_of_variables() -> None:
+    """Prints a line for each variable of aionn's that does not exist: without it a mistake in a name has no effect but this one."""
+    if any(name.startswith("AIONN_") for name in os.environ):
+        from aionn.reports.terminal import report_line
+        from aionn.runtime.settings import unknown_variables
+
+        for sentence in unknown_variables():
+            report_line(sentence, lead="aionn:", stream=sys.stderr)
 
 
 def _open_standard_streams() -> None:

@@ -11,6 +11,7 @@ Source: the NN HAL runtime's properties (``debug.nn.*``).
 
 from __future__ import annotations
 
+import difflib
 import enum
 import os
 import re
@@ -44,6 +45,7 @@ __all__ = [
     "preference_of",
     "Variable",
     "settings_from",
+    "unknown_variables",
 ]
 
 
@@ -76,6 +78,10 @@ CollectorChoice = Literal["ordinary", "frozen", "disabled"] | CollectorMode
 
 PreferenceName = Literal["low_power", "fast_single_answer", "sustained_speed"]
 """A preference by its name."""
+
+
+PREFIX = "AIONN_"
+"""The beginning of the names of variables; drivers outside of this distribution have names of their own."""
 
 
 class Variable(msgspec.Struct, frozen=True):
@@ -183,6 +189,23 @@ VARIABLES = (
     Variable("AIONN_TRACEBACK", "0", "1: the command line shows where an error came from"),
     Variable("AIONN_CONFORMANCE_DATA", "", "folder of the conformance data"),
 )
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Sentences about variables that begin with ``AIONN_`` and are not in ``VARIABLES``: mistakes in their names, most likely.
+
+    Args:
+        environment: The variables; None takes the process's.
+    """
+    names = {variable.name.removeprefix(PREFIX): variable.name for variable in VARIABLES}
+    found = []
+    for name in sorted(os.environ if environment is None else environment):
+        word = name.removeprefix(PREFIX)
+        if name.startswith(PREFIX) and word not in names:
+            close = difflib.get_close_matches(word, names, n=1)
+            advice = f"did you mean {names[close[0]]}?" if close else "aionn env lists all"
+            found.append(f"{name}: there is no such variable, it has no effect; {advice}")
+    return found
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from aionn.cli.main import main
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import CACHE_FILES_MAX, CacheFileCounts, uniform_capabilities
 from aionn.observability.log_tags import TAGS, choose_tags, chosen_tags, parse_tags
-from aionn.runtime.settings import VARIABLES, Settings, settings_from
+from aionn.runtime.settings import VARIABLES, Settings, settings_from, unknown_variables
 
 Values = npt.NDArray[np.float32]
 
@@ -247,6 +247,34 @@ def test_every_variable_that_is_read_is_listed(repository: Path) -> None:
         for name in re.findall(r"\bAIONN_[A-Z_]+\b", path.read_text())
     }
     assert read == {variable.name for variable in VARIABLES}
+
+
+def test_variable_that_does_not_exist_is_named_with_the_nearest_one() -> None:
+    environment = {
+        "AIONN_DEVCES": "x",
+        "AIONN_DEVICES": "x",
+        "AIONN_Q": "",
+        "OTHER": "1",
+        "aionn_devces": "x",
+    }
+    assert unknown_variables(environment) == [
+        "AIONN_DEVCES: there is no such variable, it has no effect; did you mean AIONN_DEVICES?",
+        "AIONN_Q: there is no such variable, it has no effect; aionn env lists all",
+    ]
+
+
+def test_command_warns_once_of_a_variable_that_does_not_exist(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIONN_DEVCES", "x")
+    for arguments in (["env", "--json"], ["--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        told = capsys.readouterr().err
+        assert ended.value.code == 0
+        sentence = f"aionn: {unknown_variables()[0]}\n"
+        assert told == ("" if arguments == ["--help"] else sentence)
+        assert "did you mean AIONN_DEVICES?" in sentence
 
 
 def test_command_lists_variables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
