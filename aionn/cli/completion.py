@@ -9,6 +9,7 @@ from cyclopts.completion.detect import ShellDetectionError
 
 from aionn.cli.commands import app
 from aionn.errors import InvalidArgument
+from aionn.platform.files import creation_error
 from aionn.reports.terminal import print_line
 
 __all__ = ["install_completion"]
@@ -28,8 +29,12 @@ def install_completion(
     except ShellDetectionError as e:
         raise InvalidArgument("--shell: expected one of bash, zsh, fish; it cannot be determined here") from e
     except OSError as e:
+        if output is None:
+            raise InvalidArgument(
+                f"--install-completion: {e.filename} cannot be written: {e.strerror}; --output FILE names another place"
+            ) from e
         raise InvalidArgument(
-            f"--output: expected a file that can be written: {e.strerror}: {e.filename}"
+            f"--output: expected a file that can be written: {output}: {creation_error(output, e)}"
         ) from e
     needed = _missing_in_zsh(path) if output is None else ""
     print_line(f"{path} is written; a new shell completes the commands and options of aionn{needed}")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from aionn.benchmarking.stress.bodies import BODIES, TestName
 from aionn.cli.main import main
+from aionn.simulation.baselines import POLICIES, PolicyName
 
 
 def call(*arguments: str | Path) -> int:
@@ -32,6 +35,11 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["aionn", "demo", "--prec"], {"--precision"}),
         (["aionn", "demo", "--precision", "u"], {"uint8"}),
         (["aionn", "run", "--priority", "h"], {"high"}),
+        (
+            ["aionn", "simulate", "--policy", "edf-abort-"],
+            {f"edf-abort-{end}" for end in ("high", "priority", "whole")},
+        ),
+        (["aionn", "stress", "--test", "killed"], {"killed_clients"}),
     ],
 )
 def test_bash_completes_commands_options_and_choices(
@@ -88,3 +96,24 @@ def test_unknown_shell_is_reported_in_a_sentence(
     assert call("--install-completion") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("aionn: --shell: expected one of bash, zsh, fish")
+
+
+def test_folder_that_takes_no_script_is_named_with_the_option_of_the_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.write_text("a file, not a folder")
+    monkeypatch.setenv("HOME", str(home))
+    assert call("--install-completion", "--shell", "bash") == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"aionn: --install-completion: {home}") and "--output: expected" not in told
+    assert "cannot be written: Not a directory; --output FILE names another place" in told
+    assert call("--install-completion", "--shell", "bash", "--output", home / "a.bash") == 2
+    assert capsys.readouterr().err.startswith(
+        f"aionn: --output: expected a file that can be written: {home}/a.bash: "
+    )
+
+
+def test_names_that_the_shell_completes_are_those_of_the_tables() -> None:
+    assert get_args(PolicyName) == tuple(POLICIES)
+    assert get_args(TestName) == tuple(BODIES)
