@@ -23,7 +23,7 @@ import random
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
@@ -40,7 +40,7 @@ from aionn.media.live.worker import Call, Worker, outlast
 from aionn.media.pacing import Keep, OneConsumer, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
 
-__all__ = ["LiveSource", "LiveStatistics"]
+__all__ = ["LiveSource", "LiveStatistics", "silence_ns"]
 
 FIRST_ITEM_S_MAX = 5.0
 """The first item after opening may take so long: cameras measure the light first, and a stream begins with a key frame."""
@@ -52,7 +52,12 @@ SILENCE_S_MIN = 1.0
 """A source is not lost earlier, however short its period: a busy machine may pause for tenths of a second."""
 
 SILENCE_S_DEFAULT = 5.0
-"""The limit for a source whose period is not known; still pictures come once in some seconds at the slowest."""
+"""The limit for a source whose period is not known, and after the first item of each opening: many streams declare 25 frames/s
+and send one in seconds."""
+
+PAUSES_KEPT = 8
+"""The longest of the last pauses counts as the period where it is longer than the declared one. Eight are the second and more of
+a slow stream, in which exposure and network vary, and pass within 0.3 s where it is fast again."""
 
 GAPS_MAX = 64
 """Gaps that are kept for a consumer that does not read; of more, the earliest are forgotten."""
@@ -419,6 +424,7 @@ class LiveSource(Generic[T]):
         """Reads until the capture is lost, which it raises."""
         last_ns = self._now()
         limit_ns = int(FIRST_ITEM_S_MAX * 1e9)
+        pauses_ns: deque[int] | None = None
         while True:
             self._check_items(capture)
             if self._queue.must_wait or (self._queue.keeps_all and len(self._ready) >= self._queue.capacity):
@@ -438,7 +444,12 @@ class LiveSource(Generic[T]):
                 continue
             count = self._drain(capture)
             if count:
-                last_ns, limit_ns = self._now(), _silence_ns(capture.period_ns)
+                now_ns = self._now()
+                if pauses_ns is None:
+                    pauses_ns = deque(maxlen=PAUSES_KEPT)
+                else:
+                    pauses_ns.append(now_ns - last_ns)
+                last_ns, limit_ns = now_ns, silence_ns(capture.period_ns, pauses_ns)
             else:
                 await anyio.sleep(SPURIOUS_S)
 
@@ -583,8 +594,12 @@ def _nothing() -> None:
     """Called in place of closing what was never opened."""
 
 
-def _silence_ns(period_ns: int | None) -> int:
-    """The longest pause between two items of a source that is not lost."""
-    if period_ns is None:
-        return int(SILENCE_S_DEFAULT * 1e9)
-    return max(SILENCE_PERIODS * period_ns, int(SILENCE_S_MIN * 1e9))
+def silence_ns(period_ns: int | None, pauses_ns: Collection[int]) -> int:
+    """The longest pause between two items of a source that is not lost.
+
+    Args:
+        period_ns: The declared time between two items; None if none is declared.
+        pauses_ns: The last pauses; empty after the first item, when nothing shows whether the declared period is true.
+    """
+    least_ns = int((SILENCE_S_MIN if period_ns is not None and pauses_ns else SILENCE_S_DEFAULT) * 1e9)
+    return max(SILENCE_PERIODS * max(period_ns or 0, *pauses_ns, 0), least_ns)
