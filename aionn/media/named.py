@@ -71,8 +71,10 @@ def named_source(
         raise InvalidArgument(f"aionn.media.named_source: expected {EXPECTED}, got {name!r}")
     if separator and not os.path.exists(name):
         close = difflib.get_close_matches(kind, KINDS, n=1)
-        if close or rest.startswith("/"):
-            advice = f"; did you mean {close[0]}:{rest}?" if close else "; an address has :// in it"
+        # NAME:PASSWORD@HOST is an address without its scheme, whose password must not be in the message about a missing file.
+        if close or rest.startswith("/") or "@" in rest:
+            is_kind = close and "@" not in rest
+            advice = f"; did you mean {close[0]}:{rest}?" if is_kind else "; an address has :// in it"
             raise InvalidArgument(
                 f"aionn.media.named_source: expected {EXPECTED}, got {masked(name)!r}{advice}"
             )

@@ -50,8 +50,11 @@ def checked_address(url: str, where: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
         port, host = parts.port, parts.hostname
-    except ValueError as e:
-        raise InvalidArgument(f"{where}: url: expected scheme://host:port/path, got {masked(url)!r}") from e
+    except ValueError:
+        # Its message may hold a part of a password, which a traceback would show as the cause.
+        raise InvalidArgument(
+            f"{where}: url: expected scheme://host:port/path, got {masked(url)!r}"
+        ) from None
     if parts.scheme.lower() not in SCHEMES:
         raise InvalidArgument(
             f"{where}: url: expected one of {', '.join(SCHEMES)}, got {masked(url)!r}; files are read by video_file"

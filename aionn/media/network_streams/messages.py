@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from aionn.media.live.capture import SourceUnavailable
+from aionn.media.network_streams.addresses import masked
 
 __all__ = [
     "AUDIO_SLOT_SAMPLES",
@@ -68,6 +69,11 @@ class Start(msgspec.Struct, frozen=True):
     slots: int
     drops: bool
     memory_bytes_max: int
+
+    def __repr__(self) -> str:
+        """Without the credentials of the address, and without the options, which may be headers with keys: debuggers and reports of
+        failures show the values of variables."""
+        return f"<Start {self.kind} {masked(self.url)}>"
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):

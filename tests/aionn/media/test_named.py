@@ -35,6 +35,9 @@ def test_name_means_a_source(name, kind, words):
         ("patern:", "got 'patern:'; did you mean pattern:?"),
         ("replya:a.rec", "got 'replya:a.rec'; did you mean replay:a.rec?"),
         ("rtsp:/user:secret@host", "got '***@host'; an address has :// in it"),
+        ("user:secret@host/main", "got 'host/main'; an address has :// in it"),
+        ("rtsp:user:secret@host", "got 'host'; an address has :// in it"),
+        ("camra:user:secret@host", "got 'host'; an address has :// in it"),
     ],
 )
 def test_misspelt_name_is_no_video_file(name, advice):
@@ -42,6 +45,7 @@ def test_misspelt_name_is_no_video_file(name, advice):
         named_source(name)
     assert "an address or a video file" in str(caught.value)
     assert str(caught.value).endswith(advice)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["", "camera:", "pattern:x", "file:///etc/passwd", "gopher://x"])

@@ -1,9 +1,12 @@
 """What messages show of an address."""
 
+import traceback
+
 import pytest
 
 from aionn.errors import InvalidArgument
 from aionn.media.network_streams.addresses import checked_address, masked, without_credentials
+from aionn.media.network_streams.messages import Start, decode_start, encode_start
 
 SECRET = "s3cret"
 
@@ -33,7 +36,8 @@ def test_no_secret_of_an_address_is_shown(url: str, shown: str) -> None:
     try:
         checked_address(url, "here")
     except InvalidArgument as e:
-        assert SECRET not in str(e)
+        # Of parsers too: urllib's own error names the part that it takes for a port.
+        assert SECRET not in "".join(traceback.format_exception(e))
 
 
 def test_message_of_a_library_repeats_no_secret_of_an_address() -> None:
@@ -43,3 +47,22 @@ def test_message_of_a_library_repeats_no_secret_of_an_address() -> None:
     ):
         told = without_credentials(f"{url}: refused; {url.partition('cam')[2]}: 401", url)
         assert SECRET not in told and "refused" in told
+
+
+def test_first_message_to_the_decoder_is_shown_without_secrets() -> None:
+    """Debuggers, and reports of failures with the values of variables, show it."""
+    start = Start(
+        url=f"rtsp://admin:{SECRET}@cam/1",
+        kind="video",
+        size=None,
+        sample_rate_hz=16_000,
+        options={"headers": f"Authorization: {SECRET}"},
+        format=None,
+        open_s_max=1.0,
+        read_s_max=1.0,
+        slots=4,
+        drops=True,
+        memory_bytes_max=1,
+    )
+    assert "rtsp://cam/1" in repr(start) and SECRET not in repr(start)
+    assert decode_start(encode_start(start)) == start
