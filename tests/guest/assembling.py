@@ -1,8 +1,8 @@
-"""The parts of an emulated machine with cameras: QEMU, an unmodified kernel of Debian and its modules, a small first file system.
+"""The parts of an emulated machine with cameras and a sound card: QEMU, an unmodified kernel of Debian and its modules, a small first file system.
 
     python -m tests.guest.assembling FOLDER
 
-downloads the packages by ``apt-get`` (some 450 MB), unpacks them in the folder and installs nothing. Then ``AIONN_GUEST=FOLDER
+downloads the packages by ``apt-get`` (some 100 MB, 450 MB unpacked) and one of Python, unpacks them in the folder and installs nothing. Then ``AIONN_GUEST=FOLDER
 pytest --long tests/guest`` starts the machine: pure emulation, no network, and the files of this machine read-only.
 
 Source: the kernel's documentation of initramfs (the format newc), of 9p and of overlay file systems; vivid's documentation.
@@ -21,7 +21,18 @@ from tests.guest.unpacking import unpack
 
 __all__ = ["PACKAGES", "assemble", "environment", "kernel_of", "missing", "modules_of", "write_first_files"]
 
-PACKAGES = ("qemu-system-x86", "linux-image-amd64", "busybox-static", "kmod", "v4l-utils")
+PACKAGES = (
+    "qemu-system-x86",
+    "linux-image-amd64",
+    "busybox-static",
+    "kmod",
+    "v4l-utils",
+    "alsa-utils",
+    "libportaudio2",
+)
+
+PYTHON_PACKAGES = ("sounddevice",)
+"""Unpacked below ``python`` in the folder; it loads the library of PortAudio."""
 
 ROOT_MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 """What the first file system needs to find this machine's files."""
@@ -32,6 +43,8 @@ LIBRARIES = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib", "usr/lib
 def assemble(folder: Path) -> None:
     """Downloads and unpacks the packages, with those that they need and this machine lacks."""
     unpack(PACKAGES, folder)
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", folder / "python"]
+    subprocess.run([*install, *PYTHON_PACKAGES], check=True)
     version = kernel_of(folder)
     # ``depmod`` is a link to ``kmod``, with an absolute path.
     subprocess.run(
@@ -46,7 +59,7 @@ def missing(folder: Path | None) -> str | None:
     """Why the machine cannot be started; None if it can."""
     if folder is None:
         return "AIONN_GUEST names no folder: python -m tests.guest.assembling FOLDER makes one"
-    for name in ("root/usr/bin/qemu-system-x86_64", "root/boot", "root/lib/modules"):
+    for name in ("root/usr/bin/qemu-system-x86_64", "root/boot", "root/lib/modules", "root/usr/bin/aplay"):
         if not (folder / name).exists():
             return f"{folder} has no {name}: python -m tests.guest.assembling {folder}"
     return None
@@ -55,7 +68,9 @@ def missing(folder: Path | None) -> str | None:
 def environment(folder: Path) -> dict[str, str]:
     """The environment in which the unpacked programs find their libraries."""
     libraries = ":".join(str(folder / "root" / name) for name in LIBRARIES)
-    return {**os.environ, "LD_LIBRARY_PATH": libraries}
+    sound = folder / "root/usr/share/alsa/alsa.conf"
+    settings = {"ALSA_CONFIG_PATH": str(sound)} if sound.exists() else {}
+    return {**os.environ, "LD_LIBRARY_PATH": libraries, **settings}
 
 
 def kernel_of(folder: Path) -> str:

@@ -1,4 +1,5 @@
-"""Real cameras of the kernel's driver vivid, in an emulated machine that runs the tests of `inside.py` with this interpreter."""
+"""Cameras and a sound card of the kernel's drivers vivid and snd-aloop, in an emulated machine that runs the tests of `inside.py` and
+`inside_sound.py` with this interpreter."""
 
 import os
 import re
@@ -20,17 +21,22 @@ BOOT_S_MAX = 1200
 SCRIPT = """
 export HOME=/run PATH=/usr/bin:/bin:/usr/sbin:/sbin LD_LIBRARY_PATH= AIONN_GUEST={folder} PYTHONDONTWRITEBYTECODE=1
 for module in {modules}; do
-  case $module in *vivid.ko) options="n_devs=2 node_types=0x1,0x1";; *) options="";; esac
+  case $module in *vivid.ko) options="n_devs=2 node_types=0x1,0x1";;
+    *snd-aloop.ko) options="index=0 pcm_substreams=1";; *) options="";; esac
   {busybox} insmod $module $options || echo "insmod $module failed"
 done
-ls /dev/video*
+ls /dev/video* /dev/snd
 cd {root}
-{python} -m pytest -p no:cacheprovider -p no:xdist --long -q --durations=10 tests/guest/inside.py
-echo "the tests in the guest ended with status $?"
+tests="{python} -m pytest -p no:cacheprovider -p no:xdist --long -q --durations=10"
+$tests tests/guest/inside.py
+cameras=$?
+export {settings}
+PYTHONPATH={folder}/python $tests tests/guest/inside_sound.py
+echo "the tests in the guest ended with status $cameras of cameras, $? of sound"
 """
 
 
-def test_cameras_of_the_kernel(tmp_path):
+def test_cameras_and_sound_card_of_the_kernel(tmp_path):
     named = os.environ.get("AIONN_GUEST")
     folder = Path(named) if named else None
     reason = missing(folder)
@@ -39,10 +45,19 @@ def test_cameras_of_the_kernel(tmp_path):
     (busybox,) = (
         path for path in (folder / "root/bin/busybox", folder / "root/usr/bin/busybox") if path.exists()
     )
-    modules = " ".join(map(str, modules_of(folder, ["vivid"])))
+    modules = " ".join(map(str, modules_of(folder, ["vivid", "snd-aloop"])))
     script = tmp_path / "guest.sh"
     script.write_text(
-        SCRIPT.format(folder=folder, modules=modules, busybox=busybox, root=ROOT, python=sys.executable)
+        SCRIPT.format(
+            folder=folder,
+            modules=modules,
+            busybox=busybox,
+            root=ROOT,
+            python=sys.executable,
+            settings=" ".join(
+                f"{name}={environment(folder).get(name, '')}" for name in ("LD_LIBRARY_PATH", "ALSA_CONFIG_PATH")
+            ),
+        )
     )
     command = [
         folder / "root/usr/bin/qemu-system-x86_64", "-L", folder / "root/usr/share/qemu", "-L",
@@ -66,5 +81,5 @@ def test_cameras_of_the_kernel(tmp_path):
         check=False,
     )
     print(done.stdout[-6000:])
-    assert re.search(r"tests in the guest ended with status 0\b", done.stdout)
-    assert re.search(r"\d+ passed", done.stdout) and "failed" not in done.stdout
+    assert "the tests in the guest ended with status 0 of cameras, 0 of sound" in done.stdout
+    assert len(re.findall(r"\d+ passed", done.stdout)) == 2 and "failed" not in done.stdout
