@@ -26,6 +26,7 @@ LOOKED_FOR: dict[str, str] = {
     "data": "an application's item, which may be a frame",
     "info": "the application's argument, which may be anything",
     "loop": "a worker thread of anyio has it, other threads do not",
+    "newest_in_place_of": "an application's source, which may be any async iterable",
     "native_token": "anyio's name for the loop, which only some of its versions have",
 }
 """``attribute: reason`` for names that these packages may look for on an object."""

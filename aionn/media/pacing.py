@@ -122,6 +122,14 @@ class PresentationQueue(Generic[T]):
         self._delivered += 1
         return item
 
+    def exchange(self, item: T) -> T:
+        """The newest item in the place of one that was taken and not used, which is dropped; the same one if the policy keeps
+        others, or none is newer."""
+        if self._keep != "latest" or not self._items:
+            return item
+        self._dropped += 1
+        return self._items.popleft()
+
     def drop_all(self) -> None:
         """Drops what waits."""
         self._dropped += len(self._items)

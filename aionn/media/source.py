@@ -196,6 +196,14 @@ class Source(Generic[T]):
         self._announce_change()
         return item
 
+    def newest_in_place_of(self, item: T) -> T:
+        """The newest item in the place of the last one, which its consumer has not used and which then counts as dropped; the same
+        one where ``keep`` is not ``"latest"``, or none is newer. Never waits."""
+        newest = self._queue.exchange(item)
+        if newest is not item:
+            self._announce_change()
+        return newest
+
     def statistics(self) -> SourceStatistics:
         """Counts of presented, delivered and dropped items so far; also after the end."""
         return self._queue.statistics()

@@ -78,6 +78,13 @@ ARRIVAL_S = 0.05
 CONVERT_S_MAX = 5.0
 """A conversion takes milliseconds; one that takes so long will not end, and the source is opened again."""
 
+PREPARED_NS_MAX = 2_000_000
+"""A conversion that takes no longer, 6 % of a camera's period, is made for each new item while the consumer exchanges items: it has
+no time to wait for one then."""
+
+UNEXCHANGED_MAX = 8
+"""Items that were used without an exchange, after which the consumer is no longer slower than the source."""
+
 CORRUPT_MAX = 60
 """So many damaged items in a row, 2 s of a usual camera, and the source is opened again."""
 
@@ -188,7 +195,8 @@ class LiveSource(Generic[T]):
         self._damaged_row = self._undecodable_row = 0
         self._broken: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
-        self._convert_ns = 0
+        self._convert_ns = self._conversion_ns = 0
+        self._unexchanged = UNEXCHANGED_MAX
         self._presented = self._delivered = self._dropped = self._lost = self._corrupt = self._late = 0
 
     async def __aenter__(self) -> LiveSource[T]:
@@ -289,9 +297,31 @@ class LiveSource(Generic[T]):
             with self._consumer:
                 await self._changed.wait()
         self._delivered += 1
+        self._unexchanged = min(self._unexchanged + 1, UNEXCHANGED_MAX)
+        return self._take_ready(follows_gap=False)
+
+    def newest_in_place_of(self, item: T) -> T:
+        """The newest item in the place of the last one, which its consumer has not used and which then counts as dropped; the same
+        one where ``keep`` is not ``"latest"``, or none is newer. Never waits: an item that is converted in the worker thread is
+        there a moment after it came, from the second call on, where the conversion is short."""
+        if self._state != "open" or not self._queue.keeps_latest:
+            return item
+        self._unexchanged = 0
+        capture = self._capture
+        if len(self._queue) and capture is not None and capture.is_immediate:
+            self._drop_ready()
+            self._convert_next()
+        if not self._ready:
+            return item
+        self._dropped += 1
+        if self._unused is not None:
+            self._unused(item)
+        return self._take_ready(follows_gap=item.follows_gap)
+
+    def _take_ready(self, *, follows_gap: bool) -> T:
+        """The item that was converted first, marked if it follows a gap."""
         item = self._ready.popleft()
         self._announce_change()
-        follows_gap = False
         while self._gaps and self._gaps[0] <= item.index:
             self._gaps.popleft()
             follows_gap = True
@@ -531,9 +561,16 @@ class LiveSource(Generic[T]):
                 self._dropped += 1
                 capture.requeue(dropped)
         if grabs:
+            if self._unexchanged < UNEXCHANGED_MAX and self._conversion_ns <= PREPARED_NS_MAX:
+                self._prepare(capture)
             self._announce_change()
 
     # Conversion
+
+    def _prepare(self, capture: Capture[T]) -> None:
+        """Begins to convert the newest item for the next exchange."""
+        if not capture.is_immediate and len(self._queue) and self._converting is None:
+            self._convert_next()
 
     def _convert_next(self) -> None:
         """Begins to convert the first of the queue, unless one is being converted."""
@@ -556,6 +593,7 @@ class LiveSource(Generic[T]):
         if self._converting is not call:
             return  # The capture was closed.
         self._converting = None
+        self._conversion_ns = self._now() - self._convert_ns
         capture.requeue(grab)
         if isinstance(error, CorruptItem):
             self._corrupt += 1
@@ -566,6 +604,8 @@ class LiveSource(Generic[T]):
             self._broken = error
         else:
             self._undecodable_row = 0
+            if self._queue.keeps_latest:
+                self._drop_ready()  # It was converted for an exchange that has not come.
             self._ready.append(call.future.result())
         self._announce_change()
 

@@ -254,6 +254,16 @@ class Branch(AsyncIterator[T]):
                 await self._changed.wait()
         return self._marked(self._queue.take())
 
+    def newest_in_place_of(self, item: T) -> T:
+        """The newest item in the place of the last one, which its consumer has not used and which then counts as dropped; the same
+        one where none is newer, or ``keep`` is ``"oldest"``. Never waits."""
+        newest = self._queue.exchange(item)
+        if newest is item:
+            return item
+        if isinstance(item, Frame | AudioWindow) and item.follows_gap and isinstance(newest, Frame | AudioWindow):
+            self._gaps.appendleft(item.index)
+        return self._marked(newest)
+
     def statistics(self) -> SourceStatistics:
         """Counts of this branch: items that it was offered, delivered, dropped."""
         return self._queue.statistics()

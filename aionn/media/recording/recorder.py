@@ -301,6 +301,14 @@ class Through(AsyncIterator[T], Generic[T]):
         self._recorder.add(item)
         return item
 
+    def newest_in_place_of(self, item: T) -> T:
+        """As of the items' source, where it has this method; else the same item. Both are recorded."""
+        exchange = getattr(self._items, "newest_in_place_of", None)
+        newest: T = item if exchange is None else exchange(item)
+        if newest is not item:
+            self._recorder.add(newest)
+        return newest
+
 
 def _nothing() -> None:
     """Called in place of closing a file that was not created."""

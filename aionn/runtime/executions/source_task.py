@@ -77,6 +77,11 @@ class SourceTask:
             self._is_reading = False
             del cancelled  # It refers to this frame.
 
+    def newest_in_place_of(self, item: Any) -> Any:
+        """The source's newest item in the place of the last one, which was not used; the same one for sources that keep none."""
+        exchange = getattr(self._items, "newest_in_place_of", None)
+        return item if exchange is None else exchange(item)
+
     async def aclose(self) -> None:
         """Closes a generator that has not ended. Idempotent. The application's other sources stay open: they are its own."""
         items, self._items = self._items, None

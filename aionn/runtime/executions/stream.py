@@ -10,7 +10,8 @@ MissedDeadline, here, in the scheduler or at the device: docs/architecture.md, "
 
 Invariants:
 1. Results come in the order of the source; an error of the source comes after the results of what was before it.
-2. There are never more items between source and consumer than buffers; the source is not read until one is free.
+2. There are never more items between source and consumer than buffers, and one that waits for a buffer. When that one gets it, a newer
+   item of a source that keeps the newest takes its place.
 3. An item's buffer is used again only when the device is done with it and the consumer has asked for the next result. Before the
    consumer has seen the result at all, an execution that waits for a buffer gets that one: the outputs are copied.
 4. A stream that was ended, dropped or read to its end has no task, and no buffer but those that the device still has.
@@ -321,9 +322,25 @@ class StreamPump:
         return not self.is_over and not self._is_full()
 
     def take(self, buffer: FrameBuffer) -> None:
-        """Puts the item that waits into a buffer."""
+        """Puts the item that waits, or a newer one, into a buffer."""
         self._placed.wake()
-        self._place(self._unplaced.popleft(), buffer)
+        item = self._unplaced.popleft()
+        try:
+            if not self._unplaced:
+                self._renew(item)
+        except BaseException as e:
+            self._pool.leave(buffer)
+            self._end_with(e)
+            return
+        self._place(item, buffer)
+
+    def _renew(self, item: Item) -> None:
+        """Exchanges an item that has waited, and aged, for the newest of its source, where that keeps the newest."""
+        newest = self._source.newest_in_place_of(item.item)
+        if newest is not item.item:
+            item.item = newest
+            if self._deadline is not None:
+                item.deadline_ns = check_deadline(self._deadline(newest), where="stream")
 
     def _drop(self, item: Item) -> None:
         """Marks an item as dropped; it is reported to the consumer as soon as there is room for that."""

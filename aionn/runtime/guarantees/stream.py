@@ -80,6 +80,9 @@ class ReservedPump(StreamPump):
             self._arrivals[item] = arrival
         super()._drop(item)
 
+    def _renew(self, item: Item) -> None:
+        """Keeps the item: each frame of a reservation is reported."""
+
     def hold(self, item: Item) -> None:
         """See ``StreamPump.hold``."""
         super().hold(item)
