@@ -184,8 +184,8 @@ class StreamProcess:
             left_s = self._end_s - time.monotonic()
             if left_s <= 0 or not poll.poll(left_s * 1e3):
                 raise SourceUnavailable(
-                    f"{self.name}: expected a stream within {self._limit_s:g} s, got none; the server is silent, or not a "
-                    f"media server"
+                    f"{self.name}: expected a stream within {self._limit_s:g} s, got none; the server is silent, is not a media "
+                    "server, or sends a picture in seconds and needs a larger open_s_max"
                 )
             message = self.receive()
             if isinstance(message, Ended):

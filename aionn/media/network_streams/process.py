@@ -52,10 +52,9 @@ DAMAGED_MAX = 100
 NO_TIME_STAMPS = 0x80
 """``AVFMT_NOTIMESTAMPS`` of FFmpeg: such as Motion JPEG over HTTP."""
 
-PERMANENT = frozenset(
-    {"HTTPUnauthorizedError", "HTTPForbiddenError", "HTTPNotFoundError", "HTTPBadRequestError"}
-)
-"""Errors of PyAV that another attempt does not change. Absent servers come back; wrong passwords do not."""
+PERMANENT = frozenset({"HTTPUnauthorizedError", "HTTPForbiddenError"})
+"""Errors of PyAV that another attempt does not change: wrong passwords, which may also lock an account. Absent servers come back, and a
+server that starts again knows no stream (404) until its camera has come."""
 
 
 class _Refused(Exception):
@@ -197,7 +196,10 @@ def _stream(start: Start, link: socket.socket, slots: _Slots) -> None:
     streams = getattr(container.streams, start.kind)
     if not streams:
         kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-        raise _Refused(f"expected {start.kind}, the stream holds {kinds}", is_permanent=True)
+        # One that holds nothing comes from a server that waits for its camera.
+        raise _Refused(
+            f"expected {start.kind}, the stream holds {kinds}", is_permanent=bool(len(container.streams))
+        )
     stream = streams[0]
     # Frame threads would hold a frame each; the server's data are decoded as they come.
     stream.thread_type = "SLICE"

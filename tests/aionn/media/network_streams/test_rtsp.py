@@ -8,7 +8,7 @@ import time
 import pytest
 
 from aionn.media import Reconnection, SourceUnavailable, network
-from tests.support.media.media_server import media_server, mpegts
+from tests.support.media.media_server import media_server, mpegts, reads_request
 from tests.support.media.rtsp_server import rtsp, transport_packets
 
 pytestmark = pytest.mark.slow
@@ -113,6 +113,36 @@ def test_lost_camera_is_opened_again(really, monkeypatch, way):
     account, health = really(body)
     assert account.reconnections >= 1
     assert health.state == "live"
+
+
+def test_server_that_starts_again_and_waits_for_its_camera_is_not_given_up(really):
+    """It knows no stream at first, then one without content, and then the camera's."""
+
+    async def cut(writer, number):
+        started_s = time.monotonic()
+        async for piece in whole(writer, number):
+            yield piece
+            if number == 1 and time.monotonic() - started_s > 1.0:
+                writer.transport.abort()
+                return
+
+    async def behaviour(reader, writer, number):
+        if number == 2:
+            await reads_request(reader)
+            writer.write(b"RTSP/1.0 404 Not Found\r\nCSeq: 1\r\n\r\n")
+        elif number == 3:
+            await rtsp(cut, sdp=b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=test\r\nt=0 0\r\n")(reader, writer, number)
+        else:
+            await rtsp(cut)(reader, writer, number)
+
+    async def body():
+        async with media_server(behaviour) as port, network(url_of(port), reconnect=SOON) as source:
+            async for frame in source:
+                if frame.follows_gap:
+                    return source.statistics(), source.health()
+
+    account, health = really(body)
+    assert (account.reconnections, health.state) == (1, "live")
 
 
 def test_frame_is_fresh_after_the_loop_was_busy_for_a_second():
