@@ -1,9 +1,11 @@
-"""The parts of an emulated machine with cameras and a sound card: QEMU, an unmodified kernel of Debian and its modules, a small first file system.
+"""The parts of an emulated machine with cameras and a sound card: QEMU, an unmodified kernel of Debian and its modules, a small
+first file system.
 
     python -m tests.guest.assembling FOLDER
 
-downloads the packages by ``apt-get`` (some 100 MB, 450 MB unpacked) and one of Python, unpacks them in the folder and installs nothing. Then ``AIONN_GUEST=FOLDER
-pytest --long tests/guest`` starts the machine: pure emulation, no network, and the files of this machine read-only.
+downloads the packages by ``apt-get`` (some 100 MB, 450 MB unpacked) and one of Python, unpacks them in the folder and installs
+nothing. Then ``AIONN_GUEST=FOLDER pytest --long tests/guest`` starts the machine: pure emulation, no network, and the files of this
+machine read-only.
 
 Source: the kernel's documentation of initramfs (the format newc), of 9p and of overlay file systems; vivid's documentation.
 """

@@ -5,6 +5,7 @@ Source: the kernel's documentation of snd-aloop: the second device of the card r
 
 import asyncio
 import contextlib
+import itertools
 import os
 import subprocess
 import time
@@ -91,9 +92,7 @@ def test_sound_is_heard_sample_by_sample_and_its_places_agree_with_the_times_of_
     places, account = run(body)
     assert account.corrupt == 0
     # Neighbours are as far apart in the recording as in the stream.
-    neighbours = [
-        (b[0] - a[0], b[2] - a[2]) for a, b in zip(places, places[1:], strict=False) if b[1] == a[1] + 1
-    ]
+    neighbours = [(b[0] - a[0], b[2] - a[2]) for a, b in itertools.pairwise(places) if b[1] == a[1] + 1]
     assert neighbours
     assert [distance for distance, _ in neighbours] == [RATE // 4] * len(neighbours)
     # By the clock of the emulated machine: the hop of 0.25 s, within what its processor delays.

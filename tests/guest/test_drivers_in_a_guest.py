@@ -1,5 +1,7 @@
-"""Cameras and a sound card of the kernel's drivers vivid and snd-aloop, in an emulated machine that runs the tests of `inside.py` and
-`inside_sound.py` with this interpreter."""
+"""Cameras and a sound card of the kernel's drivers vivid and snd-aloop, in an emulated machine.
+
+It runs the tests of `inside.py` and `inside_sound.py` with this interpreter.
+"""
 
 import os
 import re
@@ -55,7 +57,8 @@ def test_cameras_and_sound_card_of_the_kernel(tmp_path):
             root=ROOT,
             python=sys.executable,
             settings=" ".join(
-                f"{name}={environment(folder).get(name, '')}" for name in ("LD_LIBRARY_PATH", "ALSA_CONFIG_PATH")
+                f"{name}={environment(folder).get(name, '')}"
+                for name in ("LD_LIBRARY_PATH", "ALSA_CONFIG_PATH")
             ),
         )
     )

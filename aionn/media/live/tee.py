@@ -260,7 +260,11 @@ class Branch(AsyncIterator[T]):
         newest = self._queue.exchange(item)
         if newest is item:
             return item
-        if isinstance(item, Frame | AudioWindow) and item.follows_gap and isinstance(newest, Frame | AudioWindow):
+        if (
+            isinstance(item, Frame | AudioWindow)
+            and item.follows_gap
+            and isinstance(newest, Frame | AudioWindow)
+        ):
             self._gaps.appendleft(item.index)
         return self._marked(newest)
 

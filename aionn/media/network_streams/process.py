@@ -53,8 +53,8 @@ NO_TIME_STAMPS = 0x80
 """``AVFMT_NOTIMESTAMPS`` of FFmpeg: such as Motion JPEG over HTTP."""
 
 PERMANENT = frozenset({"HTTPUnauthorizedError", "HTTPForbiddenError"})
-"""Errors of PyAV that another attempt does not change: wrong passwords, which may also lock an account. Absent servers come back, and a
-server that starts again knows no stream (404) until its camera has come."""
+"""Errors of PyAV that another attempt does not change: wrong passwords, which may also lock an account. Absent servers come back,
+and a server that starts again knows no stream (404) until its camera has come."""
 
 
 class _Refused(Exception):

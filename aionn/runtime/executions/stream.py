@@ -10,8 +10,8 @@ MissedDeadline, here, in the scheduler or at the device: docs/architecture.md, "
 
 Invariants:
 1. Results come in the order of the source; an error of the source comes after the results of what was before it.
-2. There are never more items between source and consumer than buffers, and one that waits for a buffer. When that one gets it, a newer
-   item of a source that keeps the newest takes its place.
+2. There are never more items between source and consumer than buffers, and one that waits for a buffer. When that one gets it, a
+   newer item of a source that keeps the newest takes its place.
 3. An item's buffer is used again only when the device is done with it and the consumer has asked for the next result. Before the
    consumer has seen the result at all, an execution that waits for a buffer gets that one: the outputs are copied.
 4. A stream that was ended, dropped or read to its end has no task, and no buffer but those that the device still has.

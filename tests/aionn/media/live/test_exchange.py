@@ -23,9 +23,7 @@ def live(body, keep="latest"):
 
     async def main():
         device = Device(clock)
-        source = LiveSource(
-            Opener(device), name="test", keep=keep, reconnect=None, now=lambda: clock.now_ns
-        )
+        source = LiveSource(Opener(device), name="test", keep=keep, reconnect=None, now=lambda: clock.now_ns)
         with clock.pin("opening"):
             await source.__aenter__()
         result = await body(source, device)

@@ -131,7 +131,9 @@ def test_server_that_starts_again_and_waits_for_its_camera_is_not_given_up(reall
             await reads_request(reader)
             writer.write(b"RTSP/1.0 404 Not Found\r\nCSeq: 1\r\n\r\n")
         elif number == 3:
-            await rtsp(cut, sdp=b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=test\r\nt=0 0\r\n")(reader, writer, number)
+            await rtsp(cut, sdp=b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=test\r\nt=0 0\r\n")(
+                reader, writer, number
+            )
         else:
             await rtsp(cut)(reader, writer, number)
 

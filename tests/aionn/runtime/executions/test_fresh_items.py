@@ -1,6 +1,5 @@
 """A stream whose device is slower than its source executes the newest item, whatever it had read before."""
 
-import anyio
 import numpy as np
 import pytest
 
