@@ -1,8 +1,8 @@
 """From the capture of a picture to the model's answer, behind a network camera: aionn against the loops that people write.
 
 Peers, in the same run, each in a process of its own: OpenCV's `VideoCapture` and LiteRT, PyAV and LiteRT, GStreamer's `appsink`
-(`max-buffers=1 drop=true`) and LiteRT, all with a thread that reads and keeps the newest picture. A peer that is not installed is
-left out, and the reason is printed. aionn has one slot, since the age of results is measured.
+(`max-buffers=1 drop=true`) and LiteRT, all with a thread that reads and keeps the newest picture. A peer that is not installed, or
+fails, is left out, and the reason is printed. aionn has one slot, since the age of results is measured.
 
 How each figure is taken:
 - The camera is a process that sends Motion JPEG, 640 x 480 pixels, over HTTP. Each picture carries its number, and the camera
@@ -107,9 +107,18 @@ def compare_all(
 ) -> None:
     """Rows of one model at one rate."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder, camera(rate, Path(folder)) as (address, stamps):
         for name in alternating(names, rounds):
-            figures = block(name, address, stamps, model, seconds)
+            if name in failed:
+                continue
+            try:
+                figures = block(name, address, stamps, model, seconds)
+            except RuntimeError as e:
+                if name == "aionn":
+                    raise
+                failed[name] = str(e)
+                continue
             found[name].append(figures)
             print(
                 f"{title}: {name:10} p50 {figures['p50_ms']:7.1f} p99 {figures['p99_ms']:7.1f} ms, "
@@ -118,6 +127,9 @@ def compare_all(
                 file=sys.stderr,
                 flush=True,
             )
+    for name, reason in failed.items():
+        report.note(f"{title}: {name}: left out: {reason}")
+    names = [name for name in names if name not in failed]
     for key, label, unit in FIGURES:
         ours = [figures[key] for figures in found["aionn"]]
         if len(names) == 1:
