@@ -85,7 +85,7 @@ def test_delay_stays_bounded_at_twice_the_rate_of_the_model_through_every_distur
     late = sorted(ages_s[len(ages_s) // 2 :])
     early = sorted(ages_s[: len(ages_s) // 2])
     print(
-        f"age: median {early[len(early) // 2] * 1e3:.1f} ms in the first half, {late[len(late) // 2] * 1e3:.1f} ms in the second one, "
+        f"age: median {early[len(early) // 2] * 1e3:.1f} ms in the first half, {late[len(late) // 2] * 1e3:.1f} ms after, "
         f"95 % within {late[int(len(late) * 0.95)] * 1e3:.1f} ms"
     )
     # As old at the end as at the beginning; and most frames are among the newest that were sent.
