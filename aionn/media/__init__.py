@@ -26,7 +26,8 @@ from aionn.media.features import LogMel, log_mel
 from aionn.media.joining import Joined, JoinStatistics, Pair, joined
 from aionn.media.live.capture import SourceUnavailable
 from aionn.media.live.reconnection import Health, Reconnection
-from aionn.media.live.source import LiveSource, LiveStatistics
+from aionn.media.live.source import LiveSource
+from aionn.media.live.statistics import LiveStatistics
 from aionn.media.live.tee import Branch, Tee, tee
 from aionn.media.microphones.listing import MicrophoneInfo, list_microphones
 from aionn.media.microphones.opening import microphone, raw_audio

@@ -42,8 +42,8 @@ LIMIT_S = 300
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    monkeypatch.setattr("aionn.media.live.source.SILENCE_S_MIN", 10.0)
-    monkeypatch.setattr("aionn.media.live.source.FIRST_ITEM_S_MAX", 30.0)
+    monkeypatch.setattr("aionn.media.live.silence.SILENCE_S_MIN", 10.0)
+    monkeypatch.setattr("aionn.media.live.silence.FIRST_ITEM_S_MAX", 30.0)
     monkeypatch.setattr("aionn.media.cameras.opening.OPEN_S_MAX", 60.0)
     monkeypatch.setattr("aionn.media.cameras.opening._CameraOpener.limit_s", 60.0)
     monkeypatch.setattr("aionn.service.client.device.START_S_MAX", 240.0)

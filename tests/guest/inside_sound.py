@@ -33,8 +33,8 @@ def patient(monkeypatch):
     (library,) = folder.glob("root/usr/lib/*/libportaudio.so.2")
     # The module looks for the library when it is imported, and only where libraries are installed.
     monkeypatch.setattr("ctypes.util.find_library", lambda name: str(library))
-    monkeypatch.setattr("aionn.media.live.source.SILENCE_S_MIN", 10.0)
-    monkeypatch.setattr("aionn.media.live.source.FIRST_ITEM_S_MAX", 30.0)
+    monkeypatch.setattr("aionn.media.live.silence.SILENCE_S_MIN", 10.0)
+    monkeypatch.setattr("aionn.media.live.silence.FIRST_ITEM_S_MAX", 30.0)
     monkeypatch.setattr("aionn.media.microphones.opening.OPEN_S_MAX", 60.0)
     monkeypatch.setattr("aionn.media.microphones.opening._SoundOpener.limit_s", 60.0)
 

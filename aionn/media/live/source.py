@@ -23,7 +23,7 @@ import random
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
@@ -36,28 +36,13 @@ from aionn.media.live.capture import Arrivals, Capture, CorruptItem, Grab, Opene
 from aionn.media.live.queueing import GrabQueue, is_stale
 from aionn.media.live.readable import until_readable
 from aionn.media.live.reconnection import Connection, ConnectionState, Health, Reconnection
+from aionn.media.live.silence import Silence
+from aionn.media.live.statistics import LiveStatistics
 from aionn.media.live.worker import Call, Worker, outlast
 from aionn.media.pacing import Keep, OneConsumer, checked_keep, checked_queue_max
-from aionn.media.records import AudioWindow, Frame, SourceStatistics
+from aionn.media.records import AudioWindow, Frame
 
-__all__ = ["LiveSource", "LiveStatistics", "silence_ns"]
-
-FIRST_ITEM_S_MAX = 5.0
-"""The first item after opening may take so long: cameras measure the light first, and a stream begins with a key frame."""
-
-SILENCE_PERIODS = 3
-"""A source is lost if so many periods pass without an item, since two missing ones may be an exposure in the dark."""
-
-SILENCE_S_MIN = 1.0
-"""A source is not lost earlier, however short its period: a busy machine may pause for tenths of a second."""
-
-SILENCE_S_DEFAULT = 5.0
-"""The limit for a source whose period is not known, and after the first item of each opening: many streams declare 25 frames/s
-and send one in seconds."""
-
-PAUSES_KEPT = 8
-"""The longest of the last pauses counts as the period where it is longer than the declared one. Eight are the second and more of
-a slow stream, in which exposure and network vary, and pass within 0.3 s where it is fast again."""
+__all__ = ["LiveSource"]
 
 GAPS_MAX = 64
 """Gaps that are kept for a consumer that does not read; of more, the earliest are forgotten."""
@@ -94,25 +79,6 @@ LOST_MAX = 1_000_000
 """A gap in the numbers of a device that is larger, or goes backwards, is a counter that was set: nothing is counted then."""
 
 T = TypeVar("T", Frame, AudioWindow)
-
-
-class LiveStatistics(SourceStatistics, frozen=True):
-    """Counts of a live source so far. ``presented == delivered + dropped + queued`` at any time.
-
-    Attributes:
-        lost: Items that the device or the sender lost before they reached this process, by its own count.
-        corrupt: Items left out because they were incomplete or damaged.
-        reconnections: Number of times that the source was opened again after it had been lost.
-        delay_ns: Delay of the last item over the fastest of the last seconds, for sources with a clock of their
-            own; else 0.
-        drift_ppm: Slowness of the source's clock against CLOCK_MONOTONIC; None if it is the same, or not known yet.
-    """
-
-    lost: int = 0
-    corrupt: int = 0
-    reconnections: int = 0
-    delay_ns: int = 0
-    drift_ppm: float | None = None
 
 
 class LiveSource(Generic[T]):
@@ -452,34 +418,28 @@ class LiveSource(Generic[T]):
 
     async def _read(self, capture: Capture[T]) -> None:
         """Reads until the capture is lost, which it raises."""
-        last_ns = self._now()
-        limit_ns = int(FIRST_ITEM_S_MAX * 1e9)
-        pauses_ns: deque[int] | None = None
+        silence = Silence(self._now())
         while True:
             self._check_items(capture)
             if self._queue.must_wait or (self._queue.keeps_all and len(self._ready) >= self._queue.capacity):
                 await self._changed.wait()
-                last_ns = self._now()
+                silence.excuse(self._now())
                 continue
             if self._is_held is not None and self._is_held():
                 await anyio.sleep(HELD_S)
-                last_ns = self._now()
+                silence.excuse(self._now())
                 continue
-            left_ns = last_ns + limit_ns - self._now()
+            left_ns = silence.left_ns(self._now())
             if left_ns <= 0:
                 raise SourceUnavailable(
-                    f"{capture.name}: expected an item within {limit_ns / 1e9:g} s, got none; the device or the server is silent"
+                    f"{capture.name}: expected an item within {silence.limit_ns / 1e9:g} s, got none; the device or "
+                    "the server is silent"
                 )
             if not await until_readable(capture.fileno(), left_ns / 1e9):
                 continue
             count = self._drain(capture)
             if count:
-                now_ns = self._now()
-                if pauses_ns is None:
-                    pauses_ns = deque(maxlen=PAUSES_KEPT)
-                else:
-                    pauses_ns.append(now_ns - last_ns)
-                last_ns, limit_ns = now_ns, silence_ns(capture.period_ns, pauses_ns)
+                silence.end(self._now(), capture.period_ns)
                 # The consumer takes the item before the next wait is prepared, which takes as long as the rest of the way.
                 await asyncio.sleep(0)
             else:
@@ -607,7 +567,7 @@ class LiveSource(Generic[T]):
         else:
             self._undecodable_row = 0
             if self._queue.keeps_latest:
-                self._drop_ready()  # It was converted for an exchange that has not come.
+                self._drop_ready()  # No exchange has used it.
             self._ready.append(call.future.result())
         self._announce_change()
 
@@ -634,14 +594,3 @@ def _close(capture: Capture[Any]) -> None:
 
 def _nothing() -> None:
     """Called in place of closing what was never opened."""
-
-
-def silence_ns(period_ns: int | None, pauses_ns: Collection[int]) -> int:
-    """The longest pause between two items of a source that is not lost.
-
-    Args:
-        period_ns: The declared time between two items; None if none is declared.
-        pauses_ns: The last pauses; empty after the first item, when nothing shows whether the declared period is true.
-    """
-    least_ns = int((SILENCE_S_MIN if period_ns is not None and pauses_ns else SILENCE_S_DEFAULT) * 1e9)
-    return max(SILENCE_PERIODS * max(period_ns or 0, *pauses_ns, 0), least_ns)

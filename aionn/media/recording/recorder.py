@@ -302,7 +302,7 @@ class Through(AsyncIterator[T], Generic[T]):
         return item
 
     def newest_in_place_of(self, item: T) -> T:
-        """As of the items' source, where it has this method; else the same item. Both are recorded."""
+        """Exchanges the item where the items' source can; both are recorded."""
         exchange = getattr(self._items, "newest_in_place_of", None)
         newest: T = item if exchange is None else exchange(item)
         if newest is not item:

@@ -105,9 +105,9 @@ def really() -> Callable[[Callable[[], Coroutine[Any, Any, T]]], T]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A live source is lost after tenths of a second of silence."""
-    monkeypatch.setattr("aionn.media.live.source.SILENCE_S_MIN", 0.3)
-    monkeypatch.setattr("aionn.media.live.source.SILENCE_S_DEFAULT", 0.3)
-    monkeypatch.setattr("aionn.media.live.source.FIRST_ITEM_S_MAX", 3.0)
+    monkeypatch.setattr("aionn.media.live.silence.SILENCE_S_MIN", 0.3)
+    monkeypatch.setattr("aionn.media.live.silence.SILENCE_S_DEFAULT", 0.3)
+    monkeypatch.setattr("aionn.media.live.silence.FIRST_ITEM_S_MAX", 3.0)
 
 
 @pytest.fixture(autouse=True)

@@ -230,7 +230,7 @@ def test_camera_that_has_another_number_afterwards_is_found_by_its_name_and_plac
 
 
 def test_silent_camera_is_opened_again(really, system, monkeypatch):
-    monkeypatch.setattr("aionn.media.live.source.SILENCE_S_MIN", 0.05)
+    monkeypatch.setattr("aionn.media.live.silence.SILENCE_S_MIN", 0.05)
 
     async def body():
         async with camera(system=system, reconnect=SOON) as source:

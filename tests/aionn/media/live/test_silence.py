@@ -6,7 +6,8 @@ import anyio
 import pytest
 
 from aionn.media.live.capture import SourceUnavailable
-from aionn.media.live.source import LiveSource, silence_ns
+from aionn.media.live.silence import silence_ns
+from aionn.media.live.source import LiveSource
 from aionn.testing.clock import VirtualClock, run
 from tests.aionn.media.live.test_slow_consumer import Device, Opener
 

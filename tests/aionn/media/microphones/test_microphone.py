@@ -99,7 +99,7 @@ def test_recorder_that_ends_is_started_again(really, parec):
 
 
 def test_recorder_that_falls_silent_is_started_again(really, parec, monkeypatch):
-    monkeypatch.setattr("aionn.media.live.source.SILENCE_S_MIN", 0.2)
+    monkeypatch.setattr("aionn.media.live.silence.SILENCE_S_MIN", 0.2)
     parec(STEADY.replace("while True:", "while n < 3200:") + "time.sleep(60)")
 
     async def body():

@@ -51,7 +51,7 @@ def test_clock_that_jumps_is_a_gap_and_no_loss(really, jump):
 
 
 def test_pause_of_the_sender_is_no_loss_and_leaves_no_delay(really, monkeypatch):
-    monkeypatch.setattr("aionn.media.live.source.SILENCE_S_MIN", 10.0)
+    monkeypatch.setattr("aionn.media.live.silence.SILENCE_S_MIN", 10.0)
 
     async def behaviour(reader, writer, number):
         await reads_request(reader)

@@ -30,7 +30,7 @@ def watchdog():
 
 
 def test_delay_stays_bounded_at_twice_the_rate_of_the_model_through_every_disturbance(monkeypatch):
-    monkeypatch.setattr("aionn.media.live.source.SILENCE_S_MIN", 2.0)
+    monkeypatch.setattr("aionn.media.live.silence.SILENCE_S_MIN", 2.0)
     rng = random.Random(1)
     sent: list[float] = []
     injected: list[str] = []

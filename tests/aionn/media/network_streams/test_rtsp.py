@@ -88,7 +88,7 @@ def test_lost_packets_damage_some_frames_and_end_nothing(really):
     "way", ["cut", "silent", *(pytest.param(way, marks=pytest.mark.long) for way in ("teardown", "garbage"))]
 )
 def test_lost_camera_is_opened_again(really, monkeypatch, way):
-    monkeypatch.setattr("aionn.media.live.source.SILENCE_S_MIN", 0.4)
+    monkeypatch.setattr("aionn.media.live.silence.SILENCE_S_MIN", 0.4)
 
     async def failing(writer, number):
         started_s = time.monotonic()
