@@ -109,8 +109,8 @@ class Disturbance:
                 moved = wide + self._rng.uniform(-unit, unit, result.shape) * size
             else:
                 # Nearly equal numbers become equal, and those near zero become zero, which no random error does.
-                step = unit * typical
-                moved = np.round(wide / step) * step if step else wide
+                grid = unit * typical
+                moved = np.round(wide / grid) * grid if grid else wide
             if result.dtype == np.float16 and self._rng.integers(2):
                 # Others keep these numbers in float32, and have a large number instead of an infinity.
                 moved = np.clip(moved, *_FLOAT16_RANGE)
