@@ -349,8 +349,11 @@ class BurstController(BurstByLaunch, BurstDefaults):
 
     def _send(self, launch: _BurstLaunch) -> None:
         try:
+            now_ns = 0 if launch.frame is None else time.monotonic_ns()
             if not self._requests.write_message(launch.packet):
                 raise ResourceExhausted("burst: the request queue is full", transient=True)
+            if launch.frame is not None:
+                launch.frame.sent(now_ns)
         except fmq.Error as e:
             self._unused(launch.temporary)
             raise ResourceExhausted(f"burst: the request does not fit the queue: {e}", transient=False) from e
@@ -478,11 +481,12 @@ class BurstController(BurstByLaunch, BurstDefaults):
     def _outcome_of(self, payload: bytes, launch: _BurstLaunch) -> ExecutionResult | Error:
         outcome, report = outcome_of_packet(payload)
         if report is not None and launch.frame is not None:
-            launch.frame.reported(report)
-        if (
-            isinstance(outcome, ExecutionResult) and report is None
-        ):  # The same bytes again are another report.
-            self._last_result, self._last_payload = outcome, payload
+            launch.frame.reported(report, time.monotonic_ns())
+        if isinstance(outcome, ExecutionResult):
+            if outcome == self._last_result:
+                outcome = self._last_result  # The same object, which was checked.
+            # The bytes of a report never repeat.
+            self._last_result, self._last_payload = outcome, payload if report is None else b""
         return outcome
 
     def peer_died(self, why: str) -> None:

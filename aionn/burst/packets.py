@@ -257,7 +257,7 @@ class BurstRequest(NamedTuple):
 
 class BurstResult(NamedTuple):
     """The content of a result packet; shapes and timing are empty unless ``status`` allows them, and so are ``texts``. A frame of a
-    reservation that broke a promise has a ``report``."""
+    reservation has a ``report``."""
 
     status: ErrorStatus
     output_shapes: tuple[OutputShape, ...]

@@ -77,17 +77,28 @@ sharer_of_call: ContextVar[Sharer | None] = ContextVar("sharer_of_call", default
 
 
 class FrameReport(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """From a device's process to the client: a frame of a reservation has broken a promise, or was lost by a measured cause.
+    """From a device's process to the client, with the answer of each frame of a reservation: its label and its times.
 
     Attributes:
-        label: The label, one of ``aionn.scheduler.bandwidth.Label``.
+        label: The promise that it broke, or the cause of its loss that was measured there, one of
+            ``aionn.scheduler.bandwidth.Label``; empty for neither.
         held_ns: The time for which the frame had its slot.
         is_by_other: Whether an execution of another client has blocked it.
+        arrived_ns: When it came to the queue of the device, on the monotonic clock, which both processes have.
+        ended_ns: When it left its slot; 0 for one that never had it.
+        answered_ns: When its answer was ready to be written.
+        blocked_ns: The time for which executions before it have kept its slot for longer than was counted with.
+        missing_ns: The time that it lacked when it was rejected while it waited; 0 for one that was not.
     """
 
     label: str
     held_ns: int
     is_by_other: bool = False
+    arrived_ns: int = 0
+    ended_ns: int = 0
+    answered_ns: int = 0
+    blocked_ns: int = 0
+    missing_ns: int = 0
 
 
 class ReservedFrame(Protocol):
@@ -100,8 +111,13 @@ class ReservedFrame(Protocol):
     @property
     def reservation(self) -> int: ...
 
-    def reported(self, report: FrameReport) -> None:
-        """Called with the report of the device, if it sends one, before the launch is done."""
+    def sent(self, now_ns: int) -> None:
+        """Called when it has been sent."""
+        ...
+
+    def reported(self, report: FrameReport, now_ns: int) -> None:
+        """Called with the report of the device, and the time at which that was read, before the launch is done. A launch that the
+        device did not answer has none, nor has one whose queue knows no reservations."""
         ...
 
 

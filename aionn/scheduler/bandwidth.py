@@ -43,6 +43,11 @@ class Label(enum.Enum):
     its processor, or the virtual machine was stopped."""
     BLOCKED = "blocked"
     """It was lost because an execution before it kept the slot for longer than was counted with."""
+    UNSERVED = "unserved"
+    """The process of a served device took it, or answered it, later than was counted with, for as long as it was late at least; or
+    for so long that it came too early or too late to the queue of the device."""
+    UNREAD = "unread"
+    """Its answer was there, and the event loop of the application read it later, for as long as it was late at least."""
 
 
 class Stalls(Protocol):
@@ -89,6 +94,7 @@ class Frame:
         missing_ns: The time that it lacked when it was rejected while it waited, if those before it take what is counted with; 0
             for one that was not rejected.
         held_ns: The time for which it has had its slot.
+        ended_ns: When it left its slot, the last time; 0 before.
         is_by_other: Whether the last execution that kept its slot for too long is another client's; known in the queue of a driver
             alone.
     """
@@ -96,6 +102,7 @@ class Frame:
     __slots__ = (
         "arrived_ns",
         "blocked_ns",
+        "ended_ns",
         "has_budget",
         "has_waited",
         "held_ns",
@@ -117,7 +124,7 @@ class Frame:
         self.label: Label | None = None
         self.arrived_ns = arrived_ns
         self.has_waited = self.is_by_other = False
-        self.blocked_ns = self.missing_ns = self.held_ns = 0
+        self.blocked_ns = self.missing_ns = self.held_ns = self.ended_ns = 0
         self.is_reserved = self.has_budget = urgent_ns is not None
         self.is_rejected = not (self.is_reserved or server.may_run_lower or server.is_withdrawn)
         self.urgent_ns = 0 if urgent_ns is None else urgent_ns
@@ -153,6 +160,7 @@ class Frame:
         if self.since_ns is None:
             return
         began_ns, self.since_ns = self.since_ns, None
+        self.ended_ns = now_ns
         self.left_ns -= now_ns - began_ns
         self.held_ns += now_ns - began_ns
         if not self.has_budget:

@@ -36,8 +36,8 @@ from aionn.runtime.executions.source_task import check_source
 from aionn.runtime.executions.stepping import DeviceBurst, InterpretedBurst
 from aionn.runtime.executions.stream import Stream, StreamPump
 from aionn.runtime.executions.writing import ViewsWriter, item_writer
+from aionn.runtime.guarantees.arrivals import FrameArrival
 from aionn.runtime.guarantees.guarantee import StreamGuarantee
-from aionn.runtime.guarantees.reservations import FrameArrival
 from aionn.runtime.guarantees.stream import GuaranteedStream, ReservedPump, capture_deadline
 from aionn.runtime.guarantees.terms import at_phase, check_guarantee, in_progress_max, stated_terms
 from aionn.runtime.memory.arguments import check_inputs

@@ -135,7 +135,8 @@ class StreamResult(msgspec.Struct, Generic[_T], frozen=True):
         timing: Durations measured by the device.
         label: The promise of a stream with a guarantee that this frame broke first: ``early``, ``delayed``, ``overran`` or
             ``withdrawn``; or what it was delayed by though it kept all of them: ``stalled`` (the machine did not run the event
-            loop), ``blocked`` (an execution before it took longer than was counted with). None for all others, and without a
+            loop), ``blocked`` (an execution before it took longer than was counted with), ``unserved`` (the process of a served
+            device took or answered it late), ``unread`` (the event loop read its answer late). None for all others, and without a
             guarantee.
     """
 
@@ -167,6 +168,9 @@ class StreamStatistics(msgspec.Struct, frozen=True):
         withdrawn: Frames after the end of the reservation.
         stalled: Frames that came late, overran or were lost while the machine did not run the event loop.
         blocked: Frames that were lost since an execution before them took longer than was counted with.
+        unserved: Frames that were lost, or came too early or too late to the device, since the process of a served device took or
+            answered them late.
+        unread: Frames that were lost since the event loop read their answers late.
     """
 
     on_time: int
@@ -179,6 +183,8 @@ class StreamStatistics(msgspec.Struct, frozen=True):
     withdrawn: int = 0
     stalled: int = 0
     blocked: int = 0
+    unserved: int = 0
+    unread: int = 0
 
     def _repr_html_(self) -> str:
         from aionn.reports.notebooks import values_html

@@ -10,6 +10,7 @@ from aionn.hal.callers import FrameReport
 from aionn.scheduler.admission import STREAM_NAME_CHARACTERS_MAX, StreamTerms
 from aionn.scheduler.bandwidth import Frame, Label
 from aionn.scheduler.ledger import Reservation
+from aionn.scheduler.reservations.ways import label_at_queue
 from aionn.service.client.reservations import ServedReservation
 from aionn.service.wire.scheduling_messages import AskedTime
 
@@ -68,14 +69,20 @@ def number_of(frame: Frame | None, granted: ServedReservation | None) -> int:
     return granted.reserved.reservation
 
 
-def take_report(frame: Frame, report: FrameReport) -> Label | None:
-    """Gives a frame the label that the queue of the device has found; returns that, None where the frame has another one."""
+def take_report(frame: Frame, report: FrameReport, *, is_way_late: bool) -> Label | None:
+    """Gives a frame the label that the queue of the device has found; returns that, None where the frame has another one.
+
+    Args:
+        frame: The frame.
+        report: The report about it.
+        is_way_late: See ``label_at_queue``.
+    """
+    if frame.label is not None or not report.label:
+        return None
     try:
-        label = Label(report.label)
+        label = label_at_queue(Label(report.label), is_way_late=is_way_late)
     except ValueError:
         return None  # The device knows another one.
-    if frame.label is not None:
-        return None
     frame.note(label)
     return label
 

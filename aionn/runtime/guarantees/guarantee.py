@@ -26,14 +26,9 @@ from aionn.platform.loops import finish
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.results import Result
 from aionn.runtime.executions.slot_pool import FrameBuffer
+from aionn.runtime.guarantees.arrivals import FrameArrival, Held, Measured, described
 from aionn.runtime.guarantees.measuring import TIMINGS_MIN, measure
-from aionn.runtime.guarantees.reservations import (
-    DeviceReservations,
-    FrameArrival,
-    Held,
-    Measured,
-    described,
-)
+from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.runtime.guarantees.stalls import stalls_of_loop
 from aionn.runtime.guarantees.terms import at_phase
 from aionn.scheduler.admission import SHARE_PPM, StreamTerms

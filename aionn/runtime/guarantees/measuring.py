@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.results import Result
-from aionn.runtime.guarantees.reservations import Measured
+from aionn.runtime.guarantees.arrivals import Measured
 from aionn.scheduler.estimates import Estimates
 
 __all__ = ["TIMINGS_MIN", "WARM_UP_EXECUTIONS", "WARM_UP_NS", "measure"]

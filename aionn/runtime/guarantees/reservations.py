@@ -22,14 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Set
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from aionn.errors import NotAdmitted
-from aionn.hal import duration_text
-from aionn.hal.callers import FrameReport
-from aionn.runtime.guarantees.granted import as_granted, asked_time, number_of, take_report, with_verdict
+from aionn.runtime.guarantees.arrivals import Held, Measured, described
+from aionn.runtime.guarantees.granted import as_granted, asked_time, with_verdict
 from aionn.scheduler.admission import DAY_NS, SHARE_PPM, SlotCost, StreamTerms
-from aionn.scheduler.bandwidth import NO_STALLS, BandwidthServer, Frame, Label, Stalls
+from aionn.scheduler.bandwidth import NO_STALLS, Label, Stalls
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.ledger import RESERVATIONS_MAX, Ledger, ReservableSlot, Reservation
@@ -37,63 +35,7 @@ from aionn.scheduler.reservations.windows import PhasedServer
 from aionn.service.client.reservations import ServedLedger, ServedReservation
 from aionn.service.wire.scheduling_messages import AskedTime
 
-__all__ = ["DeviceReservations", "FrameArrival", "Held", "Measured"]
-
-
-class Measured(NamedTuple):
-    """The device time of a frame, as measured.
-
-    Attributes:
-        duration_ns: The quantile of the estimates with their margin.
-        timings: The number of timings.
-    """
-
-    duration_ns: int
-    timings: int
-
-
-class Held:
-    """A reservation in force, or one that has ended.
-
-    Attributes:
-        reservation: The admitted reservation.
-        measured: The timings that it relies on.
-        model: The key of the model that its frames execute.
-        server: Decides about its frames.
-        in_progress: Number of frames that the device, or the dispatcher, has.
-        lost_count: Number of those of them that were lost.
-        lost: The label of the last one of these; None without one.
-        end: Why it ended: ``released``, ``withdrawn`` (the device has failed), ``silent`` (no frame came, and others asked for the
-            time), ``astray`` (the source has left its phase, and there is no room where it is now); empty while it is in force.
-        grant: The reservation in the ledger of a served device; None on other devices, and when it has ended.
-        is_asking: Whether that was asked for another phase, and has not answered.
-        by_others: Number of its frames that executions of other applications have blocked.
-    """
-
-    __slots__ = (
-        "by_others",
-        "end",
-        "grant",
-        "in_progress",
-        "is_asking",
-        "lost",
-        "lost_count",
-        "measured",
-        "model",
-        "reservation",
-        "server",
-    )
-
-    def __init__(self, reservation: Reservation, measured: Measured, model: Hashable) -> None:
-        self.reservation = reservation
-        self.measured = measured
-        self.model = model
-        self.server: BandwidthServer = reservation.server()
-        self.in_progress = self.lost_count = self.by_others = 0
-        self.lost: Label | None = None
-        self.end = ""
-        self.grant: ServedReservation | None = None
-        self.is_asking = False
+__all__ = ["DeviceReservations"]
 
 
 class _Counts(dict[Label, int]):
@@ -112,83 +54,6 @@ class _Counts(dict[Label, int]):
     def __setitem__(self, label: Label, count: int) -> None:
         self._device[label] += count - self[label]
         super().__setitem__(label, count)
-
-
-class FrameArrival:
-    """The arrival of one frame at the dispatcher, and what its server decides then.
-
-    Attributes:
-        held: Its reservation.
-        frame: The decision; None before the arrival.
-    """
-
-    __slots__ = ("_has_ended", "_is_lost", "_owner", "frame", "held")
-
-    def __init__(self, owner: DeviceReservations, held: Held) -> None:
-        self._owner = owner
-        self.held = held
-        self.frame: Frame | None = None
-        self._is_lost = self._has_ended = False
-        held.in_progress += 1
-
-    def label(self, now_ns: int) -> Label | None:
-        """The promise that was broken first; None where all were kept. A frame that the device still has may have overrun."""
-        frame = self.frame
-        if frame is None:
-            return None
-        frame.exhaust(now_ns)
-        return frame.label
-
-    def lost(self, now_ns: int, late_ns: int) -> None:
-        """The frame has no result at its deadline: where it broke no promise, it gets the label of the cause that was measured.
-
-        Args:
-            now_ns: The time.
-            late_ns: By how much it was late.
-        """
-        if self.frame is not None:
-            self.frame.exhaust(now_ns)
-            self.frame.lost(now_ns, late_ns)
-            if not (self._has_ended or self._is_lost):
-                self._is_lost = True
-                self.held.lost_count += 1
-                self.held.lost = self.frame.label
-
-    def never_came(self, now_ns: int) -> None:
-        """No buffer was free for the frame until its deadline. If the device still has one that was lost, that is the cause;
-        otherwise the consumer has them."""
-        held = self.held
-        self.frame = held.server.miss(held.lost if held.lost_count else Label.DELAYED, now_ns)
-
-    def arrive(self, now_ns: int, deadline_ns: int | None) -> Frame:
-        """See ``BandwidthServer.arrive``."""
-        held = self.held
-        self._owner.seen(held, now_ns)
-        self._owner.look(held, now_ns, deadline_ns)
-        self.frame = held.server.arrive(now_ns, deadline_ns)
-        return self.frame
-
-    @property
-    def reservation(self) -> int:
-        """See ``ReservedFrame``; 0 where the device executes it as best effort."""
-        return number_of(self.frame, self.held.grant)
-
-    def reported(self, report: FrameReport) -> None:
-        """See ``ReservedFrame``."""
-        label = None if self.frame is None else take_report(self.frame, report)
-        if label is Label.OVERRAN:
-            self._owner._estimates.observe(self.held.model, max(0, report.held_ns))
-        self.held.by_others += label is Label.BLOCKED and report.is_by_other
-
-    def ended(self) -> None:
-        """Neither the dispatcher nor the device has the frame any more."""
-        self.held.in_progress -= 1
-        self._has_ended = True
-        if self._is_lost:
-            self.held.lost_count -= 1
-            if not self.held.lost_count:
-                self.held.lost = None
-        self._owner.frame_ended(self.held)
 
 
 class DeviceReservations:
@@ -456,6 +321,9 @@ class DeviceReservations:
             table.pop(held.reservation.number, None)
         held.end = held.end or why
         held.server.is_withdrawn = True
+        if why == "withdrawn":
+            for arrival in list(held.undecided):
+                arrival.withdrawn()
         self._give_back(held)
 
     def frame_ended(self, held: Held) -> None:
@@ -542,6 +410,10 @@ class DeviceReservations:
         for slot in self._slots:
             self._ledger.restore(slot)
 
+    def overran(self, held: Held, held_ns: int) -> None:
+        """A served device has measured the time of a frame that overran."""
+        self._estimates.observe(held.model, held_ns)
+
     def seen(self, held: Held, now_ns: int) -> None:
         """A frame of a reservation has come."""
         self._ledger.seen(held.reservation.number, now_ns)
@@ -581,17 +453,3 @@ class DeviceReservations:
     def lines(self) -> list[str]:
         """The reservations, each in a line of text."""
         return [described(held) for held in self._held.values()]
-
-
-def described(held: Held) -> str:
-    """A reservation with the counts of its frames, in a line of text."""
-    reservation, server = held.reservation, held.server
-    terms = reservation.terms
-    labels = ", ".join(f"{count} {label.value}" for label, count in server.counts.items() if count)
-    if held.by_others:
-        labels += f" ({held.by_others} by executions of other applications)"  # ``blocked`` is the last one.
-    return (
-        f'reserved on {reservation.slot_name}: stream "{terms.name}", {duration_text(reservation.cost.duration_ns)} every'
-        f" {duration_text(terms.period_ns)} within {duration_text(terms.deadline_ns)}; {server.frame_count} frames"
-        f"{', ' + labels if labels else ''}{'; ' + held.end if held.end else ''}"
-    )

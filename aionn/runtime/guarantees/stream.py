@@ -17,8 +17,8 @@ from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.results import StreamResult, StreamStatistics
 from aionn.runtime.executions.slot_pool import FrameBuffer
 from aionn.runtime.executions.stream import Item, Stream, StreamPump
+from aionn.runtime.guarantees.arrivals import FrameArrival
 from aionn.runtime.guarantees.guarantee import StreamGuarantee, StreamReservation
-from aionn.runtime.guarantees.reservations import FrameArrival
 from aionn.runtime.guarantees.terms import changed_terms
 from aionn.scheduler.bandwidth import Label
 
@@ -191,6 +191,8 @@ class GuaranteedStream(Stream[_T]):
             withdrawn=counts[Label.WITHDRAWN],
             stalled=counts[Label.STALLED],
             blocked=counts[Label.BLOCKED],
+            unserved=counts[Label.UNSERVED],
+            unread=counts[Label.UNREAD],
         )
 
     def explain(self) -> str:

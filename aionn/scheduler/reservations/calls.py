@@ -30,14 +30,21 @@ class ReservedCall:
         self.room_ns = room_ns
         self.frame: Frame | None = None
 
-    def report(self) -> FrameReport | None:
-        """The report for the client, after the execution; None where the frame kept its promises, and was not lost by a measured
-        cause."""
+    def report(self, now_ns: int) -> FrameReport | None:
+        """The report for the client, after the execution, immediately before it is answered; None where the queue of the device
+        knows no reservations."""
         frame = self.frame
-        if frame is None or frame.label is None:
+        if frame is None:
             return None
         return FrameReport(
-            frame.label.value, frame.held_ns, frame.label is Label.BLOCKED and frame.is_by_other
+            "" if frame.label is None else frame.label.value,
+            frame.held_ns,
+            frame.is_by_other and (frame.label is None or frame.label is Label.BLOCKED),
+            arrived_ns=frame.arrived_ns,
+            ended_ns=frame.ended_ns,
+            answered_ns=now_ns,
+            blocked_ns=frame.blocked_ns,
+            missing_ns=max(0, frame.missing_ns),
         )
 
 

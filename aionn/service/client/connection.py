@@ -239,13 +239,14 @@ class Connection:
         return not (self.channel.pending_count or self._callbacks or self.bursts)
 
     async def _end(self) -> None:
+        # First: frames that end with the process are those of reservations that have ended.
+        on_notice, self.on_notice = self.on_notice, None
+        if on_notice is not None:
+            on_notice(None)
         for burst in list(self.bursts.values()):
             burst.peer_died(f"the driver process (pid {self.peer.pid}) is gone")
         for launch in list(self._callbacks):
             self._finish(launch, ErrorStatus.DEAD_OBJECT)
-        on_notice, self.on_notice = self.on_notice, None
-        if on_notice is not None:
-            on_notice(None)
         self.identifiers.close()
         self.channel.release()
         try:

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Sequence
 
@@ -188,8 +189,11 @@ class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
         self._check_open()
         asked = self.handle, self._on_wire(request), measure, deadline_ns, loop_timeout_ns, priority
         frame = frame_of_launch.get()
-        body = Execute(*asked) if frame is None else ExecuteReserved(frame.reservation, *asked)
-        return RemoteLaunch(self._channel, self._channel.begin(body), request, frame)
+        if frame is None:
+            return RemoteLaunch(self._channel, self._channel.begin(Execute(*asked)), request)
+        frame.sent(time.monotonic_ns())
+        pending = self._channel.begin(ExecuteReserved(frame.reservation, *asked))
+        return RemoteLaunch(self._channel, pending, request, frame)
 
     async def execute(
         self,
@@ -355,7 +359,7 @@ class RemoteLaunch(LaunchBase):
     def _result_of(self, frame: ReservedFrame, pending: Pending) -> ExecutionResult:
         reply = self._channel.reply(pending, ExecuteReservedReply)
         if reply.report is not None:
-            frame.reported(reply.report)
+            frame.reported(reply.report, time.monotonic_ns())
         if reply.result is None:
             raise error_of(Failed(reply.status, reply.message, traceback=reply.traceback))
         return reply.result

@@ -14,14 +14,10 @@ import msgspec
 from aionn.errors import InvalidArgument
 from aionn.scheduler.admission import DAY_NS, STREAM_NAME_CHARACTERS_MAX, SlotCost, StreamTerms
 from aionn.scheduler.ledger import Reservation
+from aionn.scheduler.reservations.ways import WAY_NS
 from aionn.service.wire.scheduling_messages import AskedTime, Reserved, ReserveReply
 
-__all__ = ["WAY_NS", "Asked", "checked", "reply_of", "shown_to"]
-
-WAY_NS = 1_000_000
-"""Time that frames may take from their application to the queue of the device, beside their jitter: twice the median of 0.57 ms
-that it was on a machine whose processors were all busy. Admission counts with it, as with jitter. The way back is a part of the
-duration, which the application measures."""
+__all__ = ["Asked", "checked", "reply_of", "shown_to"]
 
 _OWNED_NAME = re.compile("\x01([0-9]+)\x02([^\x03]*)\x03")
 """A name in the ledger: with the number of its client, by characters that no name of a client has."""

@@ -426,7 +426,7 @@ class ClientReservations:
             call = ReservedCall(held.server, self._shared.room_ns(held.server.slot))
         token = reserved_call.set(call)
         try:
-            yield call.report
+            yield lambda: call.report(self._shared._now())
         finally:
             reserved_call.reset(token)
             if held is not None:

@@ -93,7 +93,7 @@ __all__ = [
     "read_envelope",
 ]
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Refused at the handshake when it differs: both ends come from one installation, except with a served device."""
 
 DESCRIPTORS_WITH_MESSAGE_MAX = 240

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,7 +31,7 @@ from tests.aionn.burst.both_ends import Ends, doubling
 
 ARGUMENT = RequestArgument(False, DataLocation(0, 0, 4))
 REQUEST = Request((ARGUMENT,), (ARGUMENT,), ())
-REPORT = FrameReport("overran", 2**40, True)
+REPORT = FrameReport("overran", 2**40, True, 2**62, 2**62 + 1, 2**62 + 2, 3, 2**40)
 LATER_NS = 2**62
 
 
@@ -97,7 +98,10 @@ class Frame:
         self.reservation = reservation
         self.reports: list[FrameReport] = []
 
-    def reported(self, report: FrameReport) -> None:
+    def sent(self, now_ns: int) -> None:
+        assert now_ns <= time.monotonic_ns()
+
+    def reported(self, report: FrameReport, now_ns: int) -> None:
         self.reports.append(report)
 
 

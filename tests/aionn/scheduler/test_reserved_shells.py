@@ -283,16 +283,19 @@ def test_early_frame_is_best_effort_or_rejected():
 def test_report_has_the_label_and_the_time_that_the_frame_had_its_slot_for():
     bench = Reserved()
     server = make_server(duration=10)
-    for took, label in ((10, None), (25, "overran")):
+    for took, label in ((10, ""), (25, "overran")):
+        came_ns = bench.now_ns
         frame = bench.frame(f"took{took}", server=server)
         bench.now_ns += took
         bench.slots.release(frame)
-        report = frame.call.report()
-        assert (report and report.label) == label
+        bench.now_ns += 7
+        report = frame.call.report(bench.now_ns)
+        assert (report.label, report.arrived_ns, report.ended_ns) == (label, came_ns, came_ns + took)
+        assert report.answered_ns == came_ns + took + 7 and report.blocked_ns == report.missing_ns == 0
         bench.now_ns += 1000
     assert report.held_ns == 25 and not report.is_by_other
     paying = bench.frame("paying", server=server)
-    assert paying.call.report().label == "overran" and not paying.frame.is_reserved
+    assert paying.call.report(bench.now_ns).label == "overran" and not paying.frame.is_reserved
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
@@ -303,7 +306,7 @@ def test_overrun_is_reported_whether_or_not_others_have_waited(is_planned):
         bench.enter("waits")
     bench.now_ns = 11
     bench.slots.release(frame)
-    assert frame.call.report().label == "overran"
+    assert frame.call.report(bench.now_ns).label == "overran"
 
 
 @pytest.mark.parametrize("owner", ["frame", "another"])
@@ -318,8 +321,10 @@ def test_lost_frame_says_that_another_client_has_blocked_it(owner, is_still_ther
     else:
         bench.slots.release(bench.jobs["long"])
     assert ("frame", None) in bench.log, "it is started without a slot, to fail"
-    report = frame.call.report()
+    report = frame.call.report(bench.now_ns)
     assert (report.label, report.is_by_other) == ("blocked", owner == "another")
+    assert report.ended_ns == report.held_ns == 0, "it never had the slot"
+    assert report.blocked_ns >= report.missing_ns > 0
 
 
 def test_frame_behind_one_that_overran_is_blocked_by_its_client():
@@ -331,9 +336,9 @@ def test_frame_behind_one_that_overran_is_blocked_by_its_client():
     assert second.slot == 0
     bench.now_ns = 104
     bench.slots.release(second)
-    report = second.call.report()
+    report = second.call.report(bench.now_ns)
     assert (report.label, report.is_by_other) == ("blocked", True)
-    assert first.call.report().label == "overran"
+    assert first.call.report(bench.now_ns).label == "overran"
 
 
 def test_frame_that_waits_no_longer_than_admission_allows_has_no_label():
@@ -344,7 +349,7 @@ def test_frame_that_waits_no_longer_than_admission_allows_has_no_label():
     bench.slots.release(bench.jobs["short"])
     bench.now_ns = 50
     bench.slots.release(frame)
-    assert frame.call.report() is None
+    assert frame.call.report(bench.now_ns).label == ""
 
 
 def test_look_lets_a_frame_without_a_budget_be_preempted():
@@ -362,7 +367,7 @@ def test_policy_without_a_class_for_frames_has_them_as_best_effort():
     bench.enter("holder", HIGH)
     frame = bench.frame("frame")
     bench.enter("high", HIGH)
-    assert frame.call.report() is None and bench.run_all() == ["holder", "high", "frame"]
+    assert frame.call.report(bench.now_ns) is None and bench.run_all() == ["holder", "high", "frame"]
 
 
 def test_withdrawal_makes_waiting_frames_best_effort():

@@ -1,6 +1,7 @@
 """The reservations of one device without an event loop: an admission tests each slot a few times, however many streams it has."""
 
-from aionn.runtime.guarantees.reservations import DeviceReservations, Measured
+from aionn.runtime.guarantees.arrivals import Measured
+from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.scheduler.admission import SlotTest, StreamTerms
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates

@@ -11,7 +11,7 @@ import aionn
 from aionn.drivers.simulated.profiles import Draw, Fault
 from aionn.hal import Priority
 from aionn.runtime.devices import RuntimeDevice
-from aionn.runtime.guarantees.reservations import Measured
+from aionn.runtime.guarantees.arrivals import Measured
 from aionn.scheduler.admission import StreamTerms
 from tests.aionn.runtime.guarantees.test_guaranteed_streams import WARM_UP
 from tests.aionn.runtime.guarantees.trial import Trial, X, camera, gate, npu, read

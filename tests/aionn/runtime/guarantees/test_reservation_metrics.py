@@ -9,7 +9,8 @@ import aionn
 from aionn.errors import NotAdmitted
 from aionn.hal import Priority
 from aionn.runtime.guarantees import reservations as reservations_module
-from aionn.runtime.guarantees.reservations import DeviceReservations, FrameArrival, Measured
+from aionn.runtime.guarantees.arrivals import FrameArrival, Measured
+from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.runtime.metrics.exposed import FAMILIES, samples
 from aionn.runtime.metrics.figures import RuntimeFigures
 from aionn.scheduler import ledger as ledger_module

@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 import aionn
-from aionn.runtime.guarantees.reservations import DeviceReservations, FrameArrival, Measured
+from aionn.runtime.guarantees.arrivals import FrameArrival, Measured
+from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.scheduler.admission import StreamTerms
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates

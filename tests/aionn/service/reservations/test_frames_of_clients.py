@@ -13,8 +13,8 @@ import pytest
 from aionn.errors import InvalidArgument, MissedDeadline, NotAdmitted
 from aionn.hal import Launch, Priority
 from aionn.hal.callers import FrameReport, frame_of_launch
+from aionn.scheduler.reservations.ways import WAY_NS
 from aionn.service.host.admission import ClientLimits
-from aionn.service.host.asked_time import WAY_NS
 from aionn.service.wire.protocol import Done
 from aionn.service.wire.scheduling_messages import AskedTime, Release
 from tests.aionn.service.reservations.held_device import LIMIT_S, HeldDevice
@@ -34,13 +34,25 @@ class Frame:
     def __init__(self, reservation: int) -> None:
         self.reservation = reservation
         self.reports: list[FrameReport] = []
+        self.sent_ns = 0
 
-    def reported(self, report: FrameReport) -> None:
+    def sent(self, now_ns: int) -> None:
+        self.sent_ns = now_ns
+
+    def reported(self, report: FrameReport, now_ns: int) -> None:
         self.reports.append(report)
+        times = [
+            self.sent_ns,
+            report.arrived_ns,
+            report.ended_ns or report.arrived_ns,
+            report.answered_ns,
+            now_ns,
+        ]
+        assert times == sorted(times), "both ends have one clock"
 
     @property
     def labels(self) -> list[str]:
-        return [report.label for report in self.reports]
+        return [report.label for report in self.reports if report.label]
 
 
 class Application:
@@ -128,7 +140,7 @@ async def test_frame_goes_before_best_effort_of_any_priority_and_application(
     device.let_go(1)
     await ended(*launches)
     assert device.began[:2] == [1, 4] and sorted(device.began) == [1, 2, 3, 4]
-    assert frame.reports == []
+    assert [report.label for report in frame.reports] == [""]
 
 
 async def test_frames_of_two_applications_go_by_the_deadlines_of_their_reservations(

@@ -17,9 +17,9 @@ from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import DeviceUnavailable, InvalidArgument, NotAdmitted
 from aionn.hal.device import Device
 from aionn.scheduler.ledger import SILENCE_NS, Ledger
+from aionn.scheduler.reservations.ways import WAY_NS
 from aionn.service.host import reservations as host
 from aionn.service.host.admission import ClientLimits
-from aionn.service.host.asked_time import WAY_NS
 from aionn.service.host.reservations import ServedReservations
 from aionn.service.wire.peers import Peer
 from aionn.service.wire.protocol import Done

@@ -187,7 +187,7 @@ def test_messages_come_out_as_they_went_in(small: Any) -> None:
         ExecuteReservedReply(
             status=ErrorStatus.MISSED_DEADLINE_TRANSIENT,
             message="late",
-            report=FrameReport("blocked", 1, True),
+            report=FrameReport("blocked", 1, True, 2**62, 2**62, 2**62, 7, 9),
         ),
     )
     for reply in replies:

@@ -33,7 +33,7 @@ APPLICATION = """
     import numpy as np
     import aionn
     from aionn.runtime.guarantees.guarantee import StreamGuarantee
-    from aionn.runtime.guarantees.reservations import Measured
+    from aionn.runtime.guarantees.arrivals import Measured
     from aionn.testing.models import identity
 
     async def long(self):
@@ -107,8 +107,8 @@ async def served(folder, share=1.0):
 @pytest.fixture
 def measured_as(monkeypatch):
     """Has streams count with a device time that no machine changes."""
+    from aionn.runtime.guarantees.arrivals import Measured
     from aionn.runtime.guarantees.guarantee import StreamGuarantee
-    from aionn.runtime.guarantees.reservations import Measured
 
     def measure(duration_s):
         async def measured(self):

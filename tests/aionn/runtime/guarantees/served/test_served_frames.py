@@ -60,8 +60,8 @@ async def served(path, device):
 @pytest.fixture
 def measured_as(monkeypatch):
     """Has streams count with a device time that no machine changes."""
+    from aionn.runtime.guarantees.arrivals import Measured
     from aionn.runtime.guarantees.guarantee import StreamGuarantee
-    from aionn.runtime.guarantees.reservations import Measured
 
     def measure(duration_s):
         async def measured(self):
