@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import anyio
 
 import fmq
-from aionn.burst.outcomes import outcome_of_packet
+from aionn.burst.outcomes import FrameOutcomes, outcome_of_packet
 from aionn.burst.packets import (
     PACKET_BYTES_MAX,
     encode_limits,
@@ -178,6 +178,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
         self._packets: dict[tuple[int, bool, bool, tuple[int, ...]], _Packet] = {}
         self._last_payload = b""
         self._last_result = ExecutionResult()
+        self._frames = FrameOutcomes()
         self._why_dead = ""
 
     @property
@@ -479,14 +480,11 @@ class BurstController(BurstByLaunch, BurstDefaults):
             waiting.finish(general_failure_of(e, "burst").with_traceback(None))
 
     def _outcome_of(self, payload: bytes, launch: _BurstLaunch) -> ExecutionResult | Error:
-        outcome, report = outcome_of_packet(payload)
-        if report is not None and launch.frame is not None:
-            launch.frame.reported(report, time.monotonic_ns())
+        if launch.frame is not None:
+            return self._frames.outcome(payload, launch.frame, time.monotonic_ns())
+        outcome, _ = outcome_of_packet(payload)
         if isinstance(outcome, ExecutionResult):
-            if outcome == self._last_result:
-                outcome = self._last_result  # The same object, which was checked.
-            # The bytes of a report never repeat.
-            self._last_result, self._last_payload = outcome, payload if report is None else b""
+            self._last_result, self._last_payload = outcome, payload
         return outcome
 
     def peer_died(self, why: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aionn.burst.packets import TEXT_CHARACTERS_MAX, BurstResult, MalformedPacket, decode_result
+from aionn.burst.reports import split_report
 from aionn.errors import (
     Error,
     ErrorStatus,
@@ -12,9 +13,9 @@ from aionn.errors import (
     with_driver_traceback,
 )
 from aionn.hal import ExecutionResult
-from aionn.hal.callers import FrameReport
+from aionn.hal.callers import FrameReport, ReservedFrame
 
-__all__ = ["outcome_of_packet"]
+__all__ = ["FrameOutcomes", "outcome_of_packet"]
 
 
 def outcome_of_packet(payload: bytes) -> tuple[ExecutionResult | Error, FrameReport | None]:
@@ -31,6 +32,27 @@ def outcome_of_packet(payload: bytes) -> tuple[ExecutionResult | Error, FrameRep
     if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
         return ExecutionResult(False, result.output_shapes), result.report
     return _error_of(result), result.report
+
+
+class FrameOutcomes:
+    """The outcomes of frames of reservations: of packets that differ in their reports alone the first one is decoded."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._result = ExecutionResult()
+
+    def outcome(self, payload: bytes, frame: ReservedFrame, now_ns: int) -> ExecutionResult | Error:
+        """The outcome of a frame, which gets its report, if there is one. The same object as long as results repeat."""
+        split = split_report(payload)
+        if split is not None and split[0] == self._head:
+            frame.reported(split[1], now_ns)
+            return self._result
+        outcome, report = outcome_of_packet(payload)
+        if report is not None:
+            frame.reported(report, now_ns)
+        if isinstance(outcome, ExecutionResult) and report is not None and split is not None:
+            self._head, self._result = split[0], outcome
+        return outcome
 
 
 def _error_of(result: BurstResult) -> Error:

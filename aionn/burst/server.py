@@ -38,6 +38,7 @@ from aionn.burst.packets import (
     result_of,
     split_limits,
 )
+from aionn.burst.reports import encode_report, head_of_result
 from aionn.burst.session import SlotCache
 from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument, status_of
 from aionn.hal import NO_TIMING, ExecutionResult, GiveNativeCall, Memory, NativeCall, Request
@@ -160,6 +161,8 @@ class BurstServer:
         self._generation = 0
         self._last_result = ExecutionResult()
         self._last_packet = encode_result(result_of(self._last_result))
+        self._last_frame_result = self._last_result
+        self._last_head = head_of_result(self._last_result)
         self._stopping = False
         self._has_answered = False
         self._has_decoded = False
@@ -385,6 +388,19 @@ class BurstServer:
             self._last_result = result
         self._send(self._last_packet)
 
+    def _answer_frame(self, result: ExecutionResult, report: FrameReport | None) -> None:
+        """Answers a frame of a reservation."""
+        if report is None:
+            self._answer(result)
+            return
+        end = encode_report(report)
+        if end is None:
+            self._send(encode_result(result_of(result)._replace(report=report)))
+            return
+        if result != self._last_frame_result:
+            self._last_head, self._last_frame_result = head_of_result(result), result
+        self._send(self._last_head + end)
+
     def _serve(self, payload: bytes, known: _Known | None) -> None:
         self._has_answered = False
         deadline_ns = loop_timeout_ns = reservation = None
@@ -398,11 +414,7 @@ class BurstServer:
                     self._answer(result)
             else:
                 result = self._execute_reserved(known, deadline_ns, loop_timeout_ns, reservation)
-                report = self._reported()
-                if report is None:
-                    self._answer(result)
-                else:
-                    self._send(encode_result(result_of(result)._replace(report=report)))
+                self._answer_frame(result, self._reported())
         except fmq.Error:
             raise
         except MalformedPacket as e:

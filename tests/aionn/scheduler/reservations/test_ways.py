@@ -103,7 +103,7 @@ def test_arrival_that_the_way_has_moved_is_unserved(label: Label) -> None:
     assert label_at_queue(label, is_way_late=False) is label
 
 
-@pytest.mark.parametrize("label", set(Label) - {Label.EARLY, Label.DELAYED})
+@pytest.mark.parametrize("label", [each for each in Label if each not in (Label.EARLY, Label.DELAYED)])
 def test_way_changes_no_other_label(label: Label) -> None:
     assert label_at_queue(label, is_way_late=True) is label
 
