@@ -6,10 +6,10 @@ the queue of its burst shows; an accepted frame is lost unless its result is rig
 has one of these conditions in turn: plain; applications that connect at the same time; compilations under way; a client that sends
 nothing; one that is stopped (SIGSTOP) with frames under way; two SIGTERMs within a millisecond.
 
-Columns: rounds; frames with a result, rejected, unread (sent when the server had ended) and lost; exit statuses; time from SIGTERM
-to the exit (median, longest), and the same beyond the deadline of the frames that were under way. Every frame has 200 ms. Exit code
-1 means that a frame was lost, or that a server ended with another status than 0, or 143 after two SIGTERMs. SIGINT and SIGTERM end
-it after the present round, with the figures so far.
+Columns: rounds; frames with a result, rejected, unread (sent when the server had ended), cut off (accepted, when a second SIGTERM
+ended the server immediately) and lost; exit statuses; time from SIGTERM to the exit (median, longest), and the same beyond the
+deadline of the frames that were under way. Every frame has 200 ms. Exit code 1 means that a frame was lost, or that a server ended
+with another status than 0, or 143 after two SIGTERMs. SIGINT and SIGTERM end it after the present round, with the figures so far.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ import aionn
 
 FORMS = ("plain", "connecting", "compiling", "silent", "stopped", "twice")
 DEADLINE_S = 0.2
+STOPPED_STATUS = 143
+"""Exit status of a server that a second SIGTERM has ended."""
+
 START_S_MAX = 60.0
 """Start of a server on a busy machine."""
 
@@ -45,7 +48,7 @@ class Counts:
     """The fate of the frames of a round."""
 
     def __init__(self) -> None:
-        self.ended = self.rejected = self.unread = self.lost = 0
+        self.ended = self.rejected = self.unread = self.lost = self.cut_off = 0
         self.problems: Counter[str] = Counter()
 
 
@@ -90,7 +93,7 @@ async def one_stream(path: Path, work: Work, counts: Counts, ready: asyncio.Even
                     if was_dead or hal._requests.available_to_read():
                         counts.unread += 1
                     else:
-                        counts.lost += 1
+                        counts.cut_off += 1  # Lost, unless a second SIGTERM has ended the process.
                         counts.problems[str(e)[:100]] += 1
                     return
                 if not (result.outputs[0] == work.outputs[number]).all():
@@ -182,6 +185,9 @@ async def one_round(form: str, work: Work, streams: int, numbers: random.Random)
             status = await asyncio.to_thread(server.wait, START_S_MAX)
             took_s = time.monotonic() - began_s
             await asyncio.wait_for(asyncio.gather(*tasks, *others), START_S_MAX)
+            if status != STOPPED_STATUS:
+                counts.lost += counts.cut_off
+                counts.cut_off = 0
             assert server.stderr is not None
             written = server.stderr.read().decode()
             if written:
@@ -237,11 +243,13 @@ async def main(count: int, streams: int, seed: int, driver: str, model: str, *, 
             print(json.dumps(row))
     else:
         print(
-            f"{'form':12} rounds  ended rejected unread lost  statuses           exit ms p50    max  past the deadline ms"
+            f"{'form':12} rounds  ended rejected unread cut off lost  statuses           exit ms p50    max"
+            "  past the deadline ms"
         )
         for row in found:
             print(
-                f"{row['form']:12} {row['rounds']:6} {row['ended']:6} {row['rejected']:8} {row['unread']:6} {row['lost']:4}"
+                f"{row['form']:12} {row['rounds']:6} {row['ended']:6} {row['rejected']:8} {row['unread']:6}"
+                f" {row['cut_off']:7} {row['lost']:4}"
                 f"  {row['statuses']!s:18} {row['exit_ms']:10.1f} {row['exit_ms_max']:6.1f} {row['past_deadline_ms']:8.1f}"
             )
             for problem, times in row["problems"].items():
@@ -251,7 +259,7 @@ async def main(count: int, streams: int, seed: int, driver: str, model: str, *, 
 
 def allowed(form: str) -> set[int]:
     """The exit statuses of a server in order."""
-    return {0, 143} if form == "twice" else {0}
+    return {0, STOPPED_STATUS} if form == "twice" else {0}
 
 
 def row_of(form: str, rounds: list[tuple[Counts, int, float]]) -> dict[str, Any]:
@@ -264,6 +272,7 @@ def row_of(form: str, rounds: list[tuple[Counts, int, float]]) -> dict[str, Any]
         "ended": sum(count.ended for count in counts),
         "rejected": sum(count.rejected for count in counts),
         "unread": sum(count.unread for count in counts),
+        "cut_off": sum(count.cut_off for count in counts),
         "lost": sum(count.lost for count in counts),
         "statuses": dict(Counter(status for _, status, _ in rounds)),
         "exit_ms": statistics.median(exits_ms),
