@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import io
 import logging
 import re
 import sys
@@ -32,6 +31,7 @@ from aionn.drivers.kit.onnx.device import Compiled, OnnxSlot
 from aionn.drivers.kit.onnx.lowered import Lowered
 from aionn.drivers.kit.threads.classes import engine_call
 from aionn.drivers.openvino.hardware import saturates
+from aionn.drivers.openvino.memory_files import MemoryFile
 from aionn.drivers.openvino.terms import Description, terms_of
 from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, ResourceExhausted
 
@@ -60,6 +60,10 @@ _logger = logging.getLogger("aionn.driver")
 
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
 """The exceptions of OpenVINO, and of its Python package for arguments."""
+
+LARGE_BYTES = 1 << 20
+"""A model from this size on is read from a file in memory. OpenVINO copies a smaller one in less than 2 ms, with the interpreter's
+lock."""
 
 _WITHOUT_8_BITS = {"LP_TRANSFORMS_MODE": "NO"}
 """A property of the CPU plugin, which it does not list: quantised layers are computed with floats. Its passes for 8 bits write
@@ -136,7 +140,13 @@ def _rejected(error: BaseException) -> Unsupported:
 
 def _read(file: bytes) -> Any:
     try:
-        return _core().read_model(file, b"")
+        if len(file) < LARGE_BYTES:
+            return _core().read_model(file, b"")
+        with MemoryFile() as copy:
+            copy.write(file)
+            return _core().read_model(copy.path)
+    except MemoryError as e:
+        raise _failure("prepare_model", e) from e
     except _FAILURES as e:
         raise _rejected(e) from e
 
@@ -185,15 +195,20 @@ def _exported(compiled: Any) -> bytes:
         OSError: OpenVINO cannot write it.
     """
     try:
-        blob: bytes = compiled.export_model().getvalue()
+        with MemoryFile() as stream:
+            compiled.export_model(stream)
+            return stream.content()
+    except MemoryError as e:
+        raise _failure("prepare_model", e) from e
     except _FAILURES as e:
         raise OSError(f"OpenVINO writes no compiled model: {short_text(e)}") from e
-    return blob
 
 
 def _imported(blob: bytes, device: str, properties: Mapping[str, str]) -> Any:
     try:
-        return _core().import_model(io.BytesIO(blob), device, dict(properties))
+        # Bytes are read in place. A stream would be copied with the interpreter's lock, and the memory of a tensor would have to
+        # live as long as the model, which refers to constants in it.
+        return _core().import_model(blob, device, dict(properties))
     except _FAILURES as e:
         raise _rejected(e) from e
 
