@@ -61,10 +61,6 @@ class MemoryFile(io.BytesIO):
         self._place = max(0, starts[whence] + offset)
         return self._place
 
-    def tell(self) -> int:
-        """The current place."""
-        return self._place
-
     def content(self) -> bytes:
         """All of it. Raises ``MemoryError`` where a write has failed."""
         if self._error is not None:
