@@ -28,6 +28,7 @@ SECOND = 1000 * MS
 MOST = AskedTime(name="most", period_ns=10 * MS, deadline_ns=10 * MS, jitter_ns=0, duration_ns=6 * MS)
 
 TEN_RESERVATIONS = """
+    import os
     import sys
     import anyio
     import numpy as np
@@ -58,7 +59,7 @@ TEN_RESERVATIONS = """
                 stream = burst.stream(camera(), guarantee=True, period=0.1, deadline=0.1, jitter=0.03)
                 await stream.admit()
                 tasks.start_soon(consume, stream)
-            print("held", flush=True)
+            os.write(1, b"held\\n")
             await anyio.sleep_forever()
 
     anyio.run(main)
