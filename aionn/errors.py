@@ -16,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import re
+import reprlib
 import traceback
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 __all__ = [
+    "class_text",
     "DeadObject",
     "DeviceUnavailable",
     "DriverTraceback",
@@ -42,6 +45,7 @@ __all__ = [
     "error_for_status",
     "shortage_of",
     "shortages_raised",
+    "shown",
     "status_of",
     "traceback_of",
     "with_driver_traceback",
@@ -54,6 +58,12 @@ TRACEBACK_CHARACTERS_MAX = 2000
 
 TRACEBACK_FRAMES_MAX = 12
 """Most calls of a traceback that are written down: each reads a line of a source file."""
+
+_TAKES_AN = re.compile(r"_*(?:[AEIOaeio]|[Uu]n(?!i)|nd|[FHLMNRSX](?![a-z]))")
+"""The names of classes that begin with the sound of a vowel: abbreviations too, such as those of ndarray and HTTPError."""
+
+_SHORTENED = reprlib.Repr()
+_SHORTENED.maxother = 60  # A span of time has 30 to 50 characters.
 
 _SHORTAGES = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC)
 
@@ -312,6 +322,26 @@ def named(error: BaseException) -> str:
     except Exception as e:
         # Raised further, it would end the thread or the task that reports the first one, and leave its waiters.
         return f"{type(error).__name__}, whose text raises {type(e).__name__}"
+
+
+def shown(value: object) -> str:
+    """A value of any class as it is shown in a message: on one line, and shortened."""
+    try:
+        return " ".join(_SHORTENED.repr(value).split())
+    except Exception:  # Python makes no text of a number with more than 4,300 digits.
+        return f"{class_text(value)} that cannot be shown"
+
+
+def class_text(value: object) -> str:
+    """The class of a value with its article, as messages name a value of a wrong class: ``an int``, ``the class int``, ``None``."""
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, bytes):
+        return "bytes"
+    name = type(value).__name__
+    return f"{'an' if _TAKES_AN.match(name) else 'a'} {name}"
 
 
 def _shortage(error: BaseException) -> str | None:

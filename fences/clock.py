@@ -13,6 +13,9 @@ from fences.state import TIME_NS_MAX
 Clock = Callable[[], int]
 """Gives a time in ns."""
 
+SECONDS_MAX = 3_600.0
+"""A float up to an hour in the place of nanoseconds is taken for seconds in the advice of an error."""
+
 _clock: Clock = time.monotonic_ns
 
 
@@ -41,6 +44,17 @@ def checked_int(value: int, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{what}: expected an int, got {type(value).__name__}")
     return value
+
+
+def checked_duration(value_ns: int, what: str) -> int:
+    expected = f"{what}: expected nanoseconds of at least 0 or None"
+    if isinstance(value_ns, bool) or not isinstance(value_ns, int):
+        is_seconds = isinstance(value_ns, float) and 0 < value_ns <= SECONDS_MAX
+        advice = f"; seconds are round({value_ns!r} * 1e9)" if is_seconds else ""
+        raise TypeError(f"{expected}, got {value_ns!r}{advice}")
+    if value_ns < 0:
+        raise ValueError(f"{expected}, got {value_ns}")
+    return value_ns
 
 
 def checked_time(at_ns: int) -> int:

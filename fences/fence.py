@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self
 
 from fences import running
-from fences.clock import checked_int, checked_time, now_ns
+from fences.clock import checked_duration, checked_time, now_ns
 from fences.descriptor import Port, create_port, import_port
 from fences.running import Waiter
 from fences.state import (
@@ -258,8 +258,8 @@ class SyncFence:
             ValueError: the timeout is negative.
             RuntimeError: an event loop runs in this thread, and would be blocked: await the fence there.
         """
-        if timeout_ns is not None and checked_int(timeout_ns, "timeout_ns") < 0:
-            raise ValueError(f"timeout_ns: expected 0 or more, or None, got {timeout_ns}")
+        if timeout_ns is not None:
+            checked_duration(timeout_ns, "timeout_ns")
         if self.status is FenceStatus.PENDING and timeout_ns != 0:
             wait_in_thread(self, self._foreign_port(), timeout_ns)
         # Looked at after the time is over: a signal that is there beats an expired timer.

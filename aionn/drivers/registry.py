@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from aionn.errors import DeviceUnavailable, InvalidArgument, named
+from aionn.errors import DeviceUnavailable, InvalidArgument, class_text, named
 from aionn.hal import Device, DeviceInfo, Model
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def load_factory(name: str) -> DriverFactory:
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
         if not callable(factory):
-            raise TypeError(f"expected something that makes a device, got a {type(factory).__name__}")
+            raise TypeError(f"expected something that makes a device, got {class_text(factory)}")
         return cast(DriverFactory, factory)
     except (
         Exception,

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from aionn.errors import Error, GeneralFailure, error_for_status, general_failure_of
+from aionn.errors import Error, GeneralFailure, class_text, error_for_status, general_failure_of
 from aionn.hal.qos import Priority
 from aionn.hal.request import ExecutionResult, Request
 from fences import SyncFence
@@ -294,7 +294,7 @@ def check_launch(made: object, where: str) -> None:
     missing = [name for name in _MEMBERS if not hasattr(made, name)]
     if missing:
         raise GeneralFailure(
-            f"{where}: expected a Launch from the driver's launch, got a {type(made).__name__}, which lacks {', '.join(missing)}"
+            f"{where}: expected a Launch from the driver's launch, got {class_text(made)}, which lacks {', '.join(missing)}"
         )
 
 

@@ -12,7 +12,7 @@ import enum
 import inspect
 from collections.abc import Sequence
 
-from aionn.errors import InvalidArgument, MissedDeadline
+from aionn.errors import InvalidArgument, MissedDeadline, class_text, shown
 from fences import FenceStatus, SyncFence
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "duration_text",
     "effective_loop_timeout_ns",
     "passed_before_start",
+    "wrong_deadline",
 ]
 
 LOOP_TIMEOUT_DEFAULT_NS = 2_000_000_000
@@ -34,6 +35,9 @@ LOOP_TIMEOUT_DEFAULT_NS = 2_000_000_000
 
 LOOP_TIMEOUT_MAX_NS = 15_000_000_000
 """The most that a WHILE may take; longer wishes are clamped to it; the spec's number."""
+
+LATE_NS_MAX = 60_000_000_000
+"""A deadline that passed longer ago is hardly late work: 0, which is meant as none, or a time of another clock."""
 
 TIME_MAX_NS = 2**63 - 1
 """The end of time: times and durations fit a signed 64-bit integer, as on the HAL's wire."""
@@ -61,7 +65,14 @@ def check_deadline_ns(deadline_ns: int | None, *, where: str) -> int | None:
     Raises:
         InvalidArgument: It is not an integer, is negative, or does not fit 64 bits.
     """
-    return None if deadline_ns is None else _check_time(deadline_ns, where=where, what="deadline")
+    if deadline_ns is None or _is_time(deadline_ns):
+        return deadline_ns
+    raise InvalidArgument(f"{where}: {wrong_deadline(deadline_ns)}")
+
+
+def wrong_deadline(value: object) -> str:
+    """The one message about a deadline that is not one; advice may follow."""
+    return f"deadline: expected nanoseconds on the monotonic clock or None, got {shown(value)}"
 
 
 def check_duration_ns(duration_ns: int | None, *, where: str) -> int | None:
@@ -70,20 +81,15 @@ def check_duration_ns(duration_ns: int | None, *, where: str) -> int | None:
     Raises:
         InvalidArgument: It is not an integer, is negative, or does not fit 64 bits.
     """
-    return None if duration_ns is None else _check_time(duration_ns, where=where, what="duration")
+    if duration_ns is None or _is_time(duration_ns):
+        return duration_ns
+    raise InvalidArgument(
+        f"{where}: expected a duration in nanoseconds of at least 0 or None, got {shown(duration_ns)}"
+    )
 
 
-def _check_time(value_ns: int, *, where: str, what: str) -> int:
-    if not isinstance(value_ns, int):
-        advice = ""
-        if what == "deadline" and isinstance(value_ns, float):
-            advice = f"; use aionn.after({value_ns!r}) for seconds from now"
-        raise InvalidArgument(
-            f"{where}: {what} must be a whole number of ns or None, got {value_ns!r}{advice}"
-        )
-    if not 0 <= value_ns <= TIME_MAX_NS:
-        raise InvalidArgument(f"{where}: {what} must be from 0 to 2**63 - 1 ns or None, got {value_ns} ns")
-    return value_ns
+def _is_time(value_ns: object) -> bool:
+    return isinstance(value_ns, int) and 0 <= value_ns <= TIME_MAX_NS
 
 
 def check_fences(
@@ -103,13 +109,13 @@ def check_fences(
         fences = tuple(wait_for)
     except TypeError:
         raise InvalidArgument(
-            f"{where}: expected a list of fences, got a {type(wait_for).__name__}; write [fence]"
+            f"{where}: expected a list of fences, got {class_text(wait_for)}; write [fence]"
         ) from None
     for index, fence in enumerate(fences):
         if not isinstance(fence, SyncFence):
             advice = "; write net.execute_fenced(...).fence" if inspect.iscoroutine(fence) else ""
             raise InvalidArgument(
-                f"{where}, fence {index}: expected a SyncFence, got a {type(fence).__name__}{advice}"
+                f"{where}, fence {index}: expected a SyncFence, got {class_text(fence)}{advice}"
             )
         if not may_have_failed and fence.status == FenceStatus.FAILED:
             raise InvalidArgument(f"{where}, fence {index}: has failed already: {fence.error}")
@@ -137,4 +143,6 @@ def passed_before_start(where: str, late_ns: int) -> MissedDeadline:
         late_ns: The time since the deadline.
     """
     message = f"{where}: the deadline had passed before the start, too late by {duration_text(late_ns)}"
+    if late_ns > LATE_NS_MAX:
+        message += "; None means no deadline, aionn.after(seconds) is one from now"
     return MissedDeadline(message, transient=False)

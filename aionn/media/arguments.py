@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import operator
 import os
-import reprlib
 import sys
 from collections.abc import Callable, Mapping
-from numbers import Integral, Real
 from typing import Any, Final
 
 import numpy as np
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, class_text, shown
+from aionn.platform.numbers import number_of
 
 __all__ = [
     "SIZE_MAX",
@@ -36,36 +35,14 @@ __all__ = [
     "checked_texts",
     "checked_whole",
     "checked_wholes",
-    "number_of",
     "one_of",
-    "shown",
 ]
 
 # 8K twice over; beyond that a size is a mistake, and 16,384 squared already is 800 MB a frame.
 SIZE_MAX: Final = 16_384
 
 
-def shown(value: object) -> str:
-    """A value of any class as it is shown in a message: on one line, and shortened."""
-    try:
-        return " ".join(reprlib.repr(value).split())
-    except Exception:  # Python makes no text of a number with more than 4,300 digits.
-        return f"a {type(value).__name__} that cannot be shown"
-
-
-def number_of(value: object) -> int | float | None:
-    """Python's number for one of any class; None for anything else, and for a fraction that no float can hold."""
-    if isinstance(value, bool):
-        return None
-    try:
-        if isinstance(value, Integral):
-            return operator.index(value)
-        return float(value) if isinstance(value, Real) else None
-    except OverflowError:
-        return None
-
-
-def checked_number(value: object, least: float, most: float | None, where: str, *, unit: str = "") -> float:
+def checked_number(value: object, least: float, most: float | None, where: str) -> float:
     """Returns a finite number between both ends, which belong to the range.
 
     Args:
@@ -73,7 +50,6 @@ def checked_number(value: object, least: float, most: float | None, where: str, 
         least: The smallest one.
         most: The largest one; None means that every finite number is accepted.
         where: The function and the argument; begins the message.
-        unit: Follows the range in the message.
 
     Raises:
         InvalidArgument: It is another one, or not a number.
@@ -81,7 +57,7 @@ def checked_number(value: object, least: float, most: float | None, where: str, 
     number = number_of(value)
     # Written so that a NaN fails as well.
     if number is None or not least <= number <= (sys.float_info.max if most is None else most):
-        raise InvalidArgument(f"{where}: expected {_range(least, most)}{unit}, got {shown(value)}")
+        raise InvalidArgument(f"{where}: expected {_range(least, most)}, got {shown(value)}")
     return number
 
 
@@ -171,7 +147,7 @@ def checked_text(value: object, where: str, *, may_be_empty: bool = False) -> st
         InvalidArgument: It is something else, is empty, or has a null byte or half of a surrogate pair.
     """
     if not isinstance(value, str):
-        raise InvalidArgument(f"{where}: expected a text, got {_kind(value)}")
+        raise InvalidArgument(f"{where}: expected a text, got {class_text(value)}")
     if not (value or may_be_empty):
         raise InvalidArgument(f"{where}: expected a text, got an empty one")
     _check_characters(value, where, "a text", "strict")
@@ -181,7 +157,7 @@ def checked_text(value: object, where: str, *, may_be_empty: bool = False) -> st
 def checked_texts(value: object, where: str) -> dict[str, str]:
     """Returns a mapping from texts to texts, else raises `InvalidArgument`."""
     if not isinstance(value, Mapping):
-        raise InvalidArgument(f"{where}: expected a mapping from texts to texts, got {_kind(value)}")
+        raise InvalidArgument(f"{where}: expected a mapping from texts to texts, got {class_text(value)}")
     return {
         checked_text(name, where): checked_text(text, f"{where}: {shown(name)}", may_be_empty=True)
         for name, text in value.items()
@@ -199,7 +175,7 @@ def checked_path(value: object, where: str) -> str:
     except TypeError:
         path = None
     if not isinstance(path, str):
-        raise InvalidArgument(f"{where}: expected a path, got {_kind(value)}")
+        raise InvalidArgument(f"{where}: expected a path, got {class_text(value)}")
     if not path:
         raise InvalidArgument(f"{where}: expected a path, got an empty one")
     # The names of files that are not UTF-8 hold surrogates, which stand for their bytes.
@@ -216,10 +192,6 @@ def _check_characters(text: str, where: str, kind: str, errors: str) -> None:
         raise InvalidArgument(
             f"{where}: expected {kind} of whole characters, got {text[e.start]!r} in it"
         ) from None
-
-
-def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def checked_function(value: object, where: str) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import functools
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, class_text
 from aionn.media.arguments import checked_number, checked_whole
 
 __all__ = ["LogMel", "log_mel"]
@@ -128,5 +128,5 @@ def log_mel(samples: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def _check_samples(samples: object, where: str) -> None:
     if not isinstance(samples, np.ndarray) or samples.dtype.kind != "f":
-        kind = samples.dtype if isinstance(samples, np.ndarray) else f"a {type(samples).__name__}"
+        kind = samples.dtype if isinstance(samples, np.ndarray) else class_text(samples)
         raise InvalidArgument(f"{where}: expected samples as an array of floats, got {kind}")

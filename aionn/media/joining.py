@@ -23,11 +23,12 @@ from typing import Any, Final, Generic, Self, TypeVar
 import anyio
 import msgspec
 
-from aionn.errors import InvalidArgument, general_failure_of
-from aionn.media.arguments import checked_function, checked_number
+from aionn.errors import InvalidArgument, class_text, general_failure_of
+from aionn.media.arguments import checked_function
 from aionn.media.live.worker import outlast
 from aionn.media.pacing import OneConsumer
 from aionn.platform.loops import is_cancelled
+from aionn.platform.numbers import checked_seconds
 
 __all__ = ["JoinStatistics", "Joined", "Pair", "TimeJoin", "joined"]
 
@@ -189,16 +190,14 @@ def joined(
     Raises:
         InvalidArgument: The tolerance or the wait is out of range, or a source is not an async iterable.
     """
-    tolerance_s = checked_number(tolerance_s, 0, TOLERANCE_S_MAX, "joined: tolerance_s", unit=" s")
+    tolerance_s = checked_seconds(tolerance_s, "joined: tolerance_s", most=TOLERANCE_S_MAX)
     if wait_s is not None:
-        wait_s = checked_number(wait_s, 0, TOLERANCE_S_MAX, "joined: wait_s", unit=" s")
+        wait_s = checked_seconds(wait_s, "joined: wait_s", most=TOLERANCE_S_MAX)
     for name, function in (("stamp", stamp), ("now", now)):
         checked_function(function, f"joined: {name}")
     for name, source in (("first", first), ("second", second)):
         if not isinstance(source, AsyncIterable):
-            raise InvalidArgument(
-                f"joined: {name}: expected an async iterable, got a {type(source).__name__}"
-            )
+            raise InvalidArgument(f"joined: {name}: expected an async iterable, got {class_text(source)}")
     tolerance_ns = round(tolerance_s * 1e9)
     wait_ns = tolerance_ns if wait_s is None else round(wait_s * 1e9)
     return Joined(first, second, TimeJoin(tolerance_ns, wait_ns), stamp, now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, class_text
 from aionn.media.cameras.opening import camera
 from aionn.media.live.source import LiveSource
 from aionn.media.microphones.opening import microphone
@@ -106,4 +106,4 @@ def shown_name(name: str) -> str:
 
 def _check_name(name: object, where: str) -> None:
     if not isinstance(name, str):  # The value is not shown: an address may be in it, with credentials.
-        raise InvalidArgument(f"{where}: name: expected a text, got a {type(name).__name__}")
+        raise InvalidArgument(f"{where}: name: expected a text, got {class_text(name)}")

@@ -27,8 +27,8 @@ import anyio.to_thread
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortages_raised
-from aionn.media.arguments import checked_flag, checked_function, checked_text, shown
+from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted, shortages_raised, shown
+from aionn.media.arguments import checked_flag, checked_function, checked_text
 from aionn.media.pacing import (
     Keep,
     OneConsumer,

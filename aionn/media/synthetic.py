@@ -21,6 +21,7 @@ from aionn.media.pacing import Keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame
 from aionn.media.source import Source
 from aionn.media.windows import WindowPlan
+from aionn.platform.numbers import checked_seconds
 
 __all__ = ["synthetic_audio", "synthetic_video"]
 
@@ -101,7 +102,7 @@ def synthetic_audio(
     """
     where = "aionn.media.synthetic_audio"
     plan = WindowPlan.of(window_s, hop_s, sample_rate_hz, where)
-    samples = checked_number(duration_s, 0, DURATION_S_MAX, f"{where}: duration_s") * plan.sample_rate_hz
+    samples = checked_seconds(duration_s, f"{where}: duration_s", most=DURATION_S_MAX) * plan.sample_rate_hz
     seed = checked_whole(seed, 0, None, f"{where}: seed")
     checked_queue_max(queue_windows_max, "queue_windows_max", where)
     windows = windows_of(_tones(round(samples), plan.sample_rate_hz, seed), plan)

@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import InvalidArgument
-from aionn.media.arguments import checked_whole, number_of, shown
+from aionn.errors import InvalidArgument, shown
+from aionn.media.arguments import checked_whole
+from aionn.platform.numbers import number_of
 
 __all__ = ["WindowCutter", "WindowPlan"]
 

@@ -11,19 +11,15 @@ import datetime
 import math
 import time
 from collections.abc import Iterator
-from numbers import Integral, Real
+from numbers import Integral
 
 import anyio
 
 from aionn.errors import InvalidArgument, MissedDeadline
-from aionn.hal import TIME_MAX_NS, check_deadline_ns, duration_text, passed_before_start
+from aionn.hal import TIME_MAX_NS, check_deadline_ns, duration_text, passed_before_start, wrong_deadline
+from aionn.platform.numbers import DAY_S, MEANT_S_MAX, MEANT_S_MIN, checked_seconds, number_of
 
 __all__ = ["after", "check_deadline", "duration_to_ns", "missed_at", "mistake_in", "now_ns", "to_ns"]
-
-AHEAD_S_MAX = 86_400.0
-"""The farthest deadline, in seconds from now: no execution takes a day, and nanoseconds taken for seconds are longer from 0.1 ms
-on. ``2**63 - 1`` is the end of time, and allowed.
-"""
 
 PAST_NS_MAX = 60_000_000_000
 """A deadline that passed longer ago, and before this process started, is a mistake: nothing that waits is delivered so late."""
@@ -31,14 +27,15 @@ PAST_NS_MAX = 60_000_000_000
 DURATION_MIN = 2
 """Smaller numbers are not taken for durations: 0 and 1 are deadlines that have passed."""
 
-DURATION_NS_MIN = 100_000
-"""Smaller durations are hardly meant as nanoseconds: 33 may be milliseconds, 33,000 microseconds."""
-
 CLOCK_S_MIN = 60.0
 """Seconds as a float that are larger than a minute, and within a minute of a clock, are that clock's, and no duration."""
 
+_USE = "use aionn.after(seconds)"
+_NO_LIMIT = "None means no deadline, aionn.after(seconds) is one from now"
+_A_DEADLINE = "a deadline, which aionn.after(seconds) makes, is not a duration"
+
 _STARTED_NS = time.monotonic_ns()
-_AHEAD_NS_MAX = round(AHEAD_S_MAX * 1e9)
+_AHEAD_NS_MAX = round(DAY_S * 1e9)
 
 _last_plausible_ns = _STARTED_NS + _AHEAD_NS_MAX
 """Deadlines from the start of this process to here are plausible without a look at the clock, which moves it on."""
@@ -59,41 +56,37 @@ def to_ns(seconds: float, *, what: str) -> int:
     Raises:
         InvalidArgument: It is negative or no number.
     """
-    if not isinstance(seconds, Real) or not seconds >= 0:
-        advice = "; write its total_seconds()" if isinstance(seconds, datetime.timedelta) else ""
-        raise InvalidArgument(f"{what}: expected seconds of at least 0, got {seconds!r}{advice}")
-    return round(float(seconds) * 1e9) if seconds < TIME_MAX_NS // 10**9 else TIME_MAX_NS
+    return TIME_MAX_NS if _is_infinite(seconds) else _rounded(checked_seconds(seconds, what, most=None))
 
 
 def duration_to_ns(seconds: float, *, what: str) -> int:
     """As ``to_ns``, for the longest time that an execution may take. Infinity means no limit.
 
     Raises:
-        InvalidArgument: Also for more than ``AHEAD_S_MAX``: nanoseconds or a deadline, as a rule.
+        InvalidArgument: Also for more than ``DAY_S``: nanoseconds or a deadline, as a rule.
     """
-    duration_ns = to_ns(seconds, what=what)
-    if duration_ns > _AHEAD_NS_MAX and seconds != math.inf:
-        advice = f"; did you mean {seconds / 1e9:g}?" if seconds < 1e9 * AHEAD_S_MAX else ""
-        raise InvalidArgument(
-            f"{what}: expected at most {AHEAD_S_MAX:g} seconds (a day), got {seconds!r}{advice}"
-        )
-    return duration_ns
+    return (
+        TIME_MAX_NS if _is_infinite(seconds) else _rounded(checked_seconds(seconds, what, advice=_A_DEADLINE))
+    )
 
 
 def after(seconds: float) -> int:
     """The deadline ``seconds`` from now: absolute nanoseconds, as every ``deadline=`` expects. Infinity is the end of time.
 
     Raises:
-        InvalidArgument: ``seconds`` is negative or not a number, or more than ``AHEAD_S_MAX``: nanoseconds, as a rule.
+        InvalidArgument: ``seconds`` is negative or not a number, or more than ``DAY_S``: nanoseconds, as a rule.
     """
-    duration_ns = to_ns(seconds, what="after")
-    if duration_ns > _AHEAD_NS_MAX and seconds != math.inf:
-        looks_like_ns = seconds >= DURATION_NS_MIN
-        advice = _did_you_mean(min(seconds, TIME_MAX_NS)) if looks_like_ns else "None means no deadline"
-        raise InvalidArgument(
-            f"after: expected at most {AHEAD_S_MAX:g} seconds (a day), got {seconds!r}; {advice}"
-        )
-    return min(now_ns() + duration_ns, TIME_MAX_NS)
+    if _is_infinite(seconds):
+        return TIME_MAX_NS
+    return now_ns() + _rounded(checked_seconds(seconds, "after", advice="None means no deadline"))
+
+
+def _is_infinite(seconds: object) -> bool:
+    return number_of(seconds) == math.inf
+
+
+def _rounded(seconds: float) -> int:
+    return round(float(seconds) * 1e9) if seconds < TIME_MAX_NS // 10**9 else TIME_MAX_NS
 
 
 def check_deadline(deadline_ns: int | None, *, where: str) -> int | None:
@@ -132,37 +125,48 @@ def mistake_in(deadline_ns: object, now: int, *, wall_ns: int, real_ns: int, sta
         real_ns: CLOCK_MONOTONIC. Where it differs from ``now``, time is virtual and begins anywhere: the past is not judged.
         started_ns: CLOCK_MONOTONIC when this process started.
     """
-    use = "use aionn.after(seconds)"
-    as_given = f"deadline: expected nanoseconds on the monotonic clock, got {deadline_ns!r}"
+    as_given = wrong_deadline(deadline_ns)
     if isinstance(deadline_ns, datetime.timedelta):
-        return f"{as_given}; {_did_you_mean(deadline_ns.total_seconds() * 1e9)}"
+        return f"{as_given}; {_meant(deadline_ns.total_seconds())}"
     if callable(deadline_ns):
         return f"{as_given}; a function is for streams, write deadline=aionn.after(seconds)"
-    if isinstance(deadline_ns, bool) or not isinstance(deadline_ns, int | float):
-        return f"{as_given}; {use}"
+    if not isinstance(deadline_ns, Integral) and (seconds := number_of(deadline_ns)) is not None:
+        return _mistake_in_seconds(seconds, now, wall_ns, real_ns)
+    if isinstance(deadline_ns, bool) or not isinstance(deadline_ns, int) or deadline_ns < 0:
+        return f"{as_given}; {_USE}"
     if deadline_ns == TIME_MAX_NS:
         return None
-    if isinstance(deadline_ns, float):
-        for clock, seconds in (("time.time()", wall_ns / 1e9), ("time.monotonic()", real_ns / 1e9)):
-            if deadline_ns > CLOCK_S_MIN and abs(deadline_ns - seconds) <= CLOCK_S_MIN:
-                return f"{as_given}, which looks like {clock} in seconds; {use}"
-        # More than a day of seconds: nanoseconds.
-        return f"{as_given}, a float; write int(...)" if deadline_ns > AHEAD_S_MAX else None
+    if deadline_ns > TIME_MAX_NS:
+        return f"{as_given}, which is more than 2**63 - 1; {_NO_LIMIT}"
     if abs(deadline_ns - wall_ns) <= _AHEAD_NS_MAX:
-        return f"{as_given}, which looks like time.time_ns(), another clock; {use}"
+        return f"{as_given}, which looks like time.time_ns(), another clock; {_USE}"
     if deadline_ns - now > _AHEAD_NS_MAX:
         ahead = duration_text(deadline_ns - now)
-        return f"{as_given}, which is {ahead} ahead, more than a day; None means no deadline, and {use}"
+        return f"{as_given}, which is {ahead} ahead, more than a day; {_NO_LIMIT}"
     is_real = abs(now - real_ns) <= PAST_NS_MAX
     is_long_past = deadline_ns < started_ns and now - deadline_ns > PAST_NS_MAX
     if is_real and is_long_past and DURATION_MIN <= deadline_ns <= _AHEAD_NS_MAX:
-        advice = use if deadline_ns < DURATION_NS_MIN else _did_you_mean(deadline_ns)
-        return f"{as_given}, which looks like a duration; {advice}"
+        return f"{as_given}, which looks like a duration; {_meant(deadline_ns / 1e9)}"
     return None
 
 
-def _did_you_mean(ns: float) -> str:
-    return f"did you mean aionn.after({ns / 1e9:g})?"
+def _mistake_in_seconds(seconds: float, now: int, wall_ns: int, real_ns: int) -> str:
+    """The mistake that a float is in the place of a deadline."""
+    as_given = wrong_deadline(seconds)
+    for clock, now_s in (("time.time()", wall_ns / 1e9), ("time.monotonic()", real_ns / 1e9)):
+        if seconds > CLOCK_S_MIN and abs(seconds - now_s) <= CLOCK_S_MIN:
+            return f"{as_given}, which looks like {clock} in seconds; {_USE}"
+    if 0 < seconds <= MEANT_S_MAX:
+        return f"{as_given}, which looks like seconds from now; did you mean aionn.after({seconds:g})?"
+    if abs(seconds - now) <= _AHEAD_NS_MAX:
+        return f"{as_given}, a float; write int(...)"
+    return f"{as_given}; {_meant(seconds / 1e9)}"
+
+
+def _meant(seconds: float) -> str:
+    """The advice for a duration in the place of a deadline."""
+    is_plausible = MEANT_S_MIN <= seconds <= MEANT_S_MAX
+    return f"did you mean aionn.after({seconds:g})?" if is_plausible else _USE
 
 
 @contextlib.contextmanager

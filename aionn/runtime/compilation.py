@@ -18,7 +18,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import numpy as np
 
-from aionn.errors import InvalidArgument, shortages_raised
+from aionn.errors import InvalidArgument, class_text, shortages_raised
 from aionn.hal import Model, Priority, check_fences
 from aionn.platform.loops import finish, finish_all
 from aionn.runtime.background import Background, InThisProcess
@@ -313,7 +313,7 @@ class Compilation(InThisProcess):
         if outputs is not None and not isinstance(outputs, list | tuple):
             advice = "; write [output]" if isinstance(outputs, np.ndarray | OwnMemory) else ""
             raise InvalidArgument(
-                f"outputs: expected a list with {_entries(self.outputs)}, got a {type(outputs).__name__}{advice}"
+                f"outputs: expected a list with {_entries(self.outputs)}, got {class_text(outputs)}{advice}"
             )
         main = self.model.main
         targets: dict[int, Array] = {}

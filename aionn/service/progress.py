@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Self
 
-from aionn.errors import InvalidArgument
+from aionn.platform.numbers import POSITIVE_S_MIN, checked_seconds
 
 __all__ = ["Progress", "check_hang_after_s"]
 
@@ -46,13 +46,8 @@ def check_hang_after_s(hang_after_s: float | None, *, where: str) -> None:
     Raises:
         InvalidArgument: It is not a number of seconds above 0, or is more than a week.
     """
-    if hang_after_s is None:
-        return
-    is_number = isinstance(hang_after_s, int | float) and not isinstance(hang_after_s, bool)
-    if not is_number or not 0 < hang_after_s <= HANG_AFTER_S_MAX:
-        raise InvalidArgument(
-            f"{where}: expected a positive number of seconds, at most {HANG_AFTER_S_MAX:.0f}, got {hang_after_s!r}"
-        )
+    if hang_after_s is not None:
+        checked_seconds(hang_after_s, where, least=POSITIVE_S_MIN, most=HANG_AFTER_S_MAX)
 
 
 class Progress:

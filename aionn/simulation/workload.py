@@ -47,6 +47,7 @@ from aionn.errors import InvalidArgument
 from aionn.hal import OperationType, Priority
 from aionn.models.importing import load_file
 from aionn.platform.files import open_regular
+from aionn.platform.numbers import POSITIVE_S_MIN, checked_seconds
 
 __all__ = [
     "ARRIVALS_MAX",
@@ -95,8 +96,8 @@ class DescribedModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         _check("name", bool(self.name), "a name", self.name)
         _check("operations", 1 <= self.operations <= 100_000, "from 1 to 100000", self.operations)
-        _check_amount("arithmetic", self.arithmetic)
-        _check_amount("size_bytes", self.size_bytes)
+        for field, amount in (("arithmetic", self.arithmetic), ("size_bytes", self.size_bytes)):
+            _check(field, math.isfinite(amount) and amount >= 0, "a number of at least 0", amount)
         _check("memory_bytes", self.memory_bytes >= 0, "at least 0", self.memory_bytes)
         _check("data_type", self.data_type in DATA_TYPES, f"one of {', '.join(DATA_TYPES)}", self.data_type)
 
@@ -170,12 +171,13 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
         _check("rate_per_s", fine, "a positive number", self.rate_per_s)
         _check("cv", math.isfinite(self.cv) and self.cv > 0, "a positive number", self.cv)
-        _check_amount("jitter_s", self.jitter_s)
-        _check_amount("start_s", self.start_s)
+        checked_seconds(self.jitter_s, "jitter_s", most=None)
+        checked_seconds(self.start_s, "start_s", most=None)
         is_trace = self.after is None and self.arrivals == "trace"
         _check("trace", (self.trace is not None) == is_trace, "a path, for arrivals of a trace", self.trace)
         for field, value in (("deadline_s", self.deadline_s), ("end_s", self.end_s)):
-            _check(field, value is None or (math.isfinite(value) and value > 0), "a positive number", value)
+            if value is not None:
+                checked_seconds(value, field, least=POSITIVE_S_MIN, most=None)
         _check("burst", 1 <= self.burst <= ARRIVALS_MAX, f"from 1 to {ARRIVALS_MAX}", self.burst)
         if self.guarantee:
             _check("deadline_s", self.deadline_s is not None, "a deadline, since it is guaranteed", None)
@@ -186,8 +188,8 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             fine = self.arrivals == "periodic"
             _check("arrivals", fine, "periodic, for a guarantee by phases", self.arrivals)
         for field, value in (("period_s", self.period_s), ("phase_s", self.phase_s)):
-            fine = value is None or (math.isfinite(value) and value >= 0)
-            _check(field, fine, "a number of at least 0", value)
+            if value is not None:
+                checked_seconds(value, field, most=None)
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -213,8 +215,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         _check("cap", 0 < self.cap <= 1, "above 0 and at most 1", self.cap)
-        fine = math.isfinite(self.duration_s) and self.duration_s > 0
-        _check("duration_s", fine, "a positive number of seconds", self.duration_s)
+        checked_seconds(self.duration_s, "duration_s", least=POSITIVE_S_MIN, most=None)
         _check("stream", bool(self.stream), "one stream or more", self.stream)
         names: set[str] = set()
         models = {*READY_MODELS, *(model.name for model in self.model)}
@@ -242,10 +243,6 @@ def _check(field: str, is_fine: bool, expected: str, got: object) -> None:
     # msgspec turns the ValueError into a ValidationError with the path of the table; described.py adds the field and the line.
     if not is_fine:
         raise ValueError(f"{field}: expected {expected}, got {got!r}")
-
-
-def _check_amount(field: str, value: float) -> None:
-    _check(field, math.isfinite(value) and value >= 0, "a number of at least 0", value)
 
 
 def _ready(

@@ -33,7 +33,9 @@ from typing import Any, Self, TypeVar
 
 import fences
 from aionn.hal import TIME_MAX_NS
+from aionn.platform.numbers import checked_seconds
 from aionn.platform.real_work import set_pinner
+from aionn.runtime.clock import to_ns
 
 __all__ = ["Deadlock", "Pin", "StuckPin", "VirtualClock", "VirtualClockLoop", "new_loops", "run"]
 
@@ -109,8 +111,7 @@ class VirtualClock:
         pin_descriptors: bool = True,
     ) -> None:
         for name, value in (("start_s", start_s), ("stuck_s", stuck_s)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}: expected seconds of at least 0, got {value!r}")
+            checked_seconds(value, name, most=None)
         self.stuck_s = stuck_s
         self.pin_descriptors = pin_descriptors
         self.jump_count = 0
@@ -135,11 +136,7 @@ class VirtualClock:
         Raises:
             ValueError: ``seconds`` is negative or no number.
         """
-        if math.isnan(seconds) or seconds < 0:
-            raise ValueError(f"after: expected seconds of at least 0, got {seconds!r}")
-        if seconds >= TIME_MAX_NS / 1e9:
-            return TIME_MAX_NS
-        return min(self.now_ns + round(seconds * 1e9), TIME_MAX_NS)
+        return min(self.now_ns + to_ns(seconds, what="after"), TIME_MAX_NS)
 
     def pin(self, name: str) -> Pin:
         """Holds time still while work continues that the loop cannot see: ``with clock.pin("decoder thread"): ...``.

@@ -17,7 +17,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -68,6 +67,7 @@ from aionn.hal import (
 )
 from aionn.interpreter import Interpreter, RunControl
 from aionn.ops import CONTRACTS
+from aionn.platform.numbers import POSITIVE_S_MIN, checked_seconds
 from aionn.scheduler.plain_policy import PlainPolicy
 
 __all__ = ["SimulatedDevice", "SimulatedPreparedModel", "SimulatedStatistics", "info_for"]
@@ -194,9 +194,8 @@ class SimulatedDevice(AsyncDevice):
         self.profile = _changed(profile, changes)
         self.run_time_ns = None
         if run_time_s is not None:
-            if not (math.isfinite(run_time_s) and run_time_s > 0):
-                raise InvalidArgument(f"run_time_s: expected seconds above 0, got {run_time_s!r}")
-            self.run_time_ns = max(1, round(run_time_s * 1e9))
+            run_time_s = checked_seconds(run_time_s, "run_time_s", least=POSITIVE_S_MIN, most=None)
+            self.run_time_ns = round(run_time_s * 1e9)
         super().__init__(info_for(name or self.profile.name, self.profile))
         self.results = results
         self._draws = draws(self.profile, seed) if script is None else script

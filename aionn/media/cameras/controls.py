@@ -19,11 +19,12 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from aionn.errors import InvalidArgument
-from aionn.media.arguments import checked_text, checked_whole, number_of, shown
+from aionn.errors import InvalidArgument, shown
+from aionn.media.arguments import checked_text, checked_whole
 from aionn.media.cameras import videodev
 from aionn.media.cameras.device import VideoDevice, shown_text
 from aionn.media.live.capture import SourceUnavailable
+from aionn.platform.numbers import number_of
 
 __all__ = ["CameraControl", "ControlValue", "checked_values", "controls_of", "set_controls"]
 

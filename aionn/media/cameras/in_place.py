@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import InvalidArgument
-from aionn.media.arguments import shown
+from aionn.errors import InvalidArgument, class_text, shown
 from aionn.media.cameras import videodev
 from aionn.media.cameras.capture import NO_CONTROLS, CameraCapture, set_up
 from aionn.media.cameras.controls import ControlValue
@@ -183,7 +182,7 @@ class CaptureMemory:
 def _checked(array: Any, where: str) -> Pixels:
     """The array as ``[height, width, channels]``."""
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8:
-        kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        kind = array.dtype if isinstance(array, np.ndarray) else class_text(array)
         raise InvalidArgument(f"{where}: expected arrays of uint8, got {kind}")
     if not array.flags.c_contiguous or not array.flags.writeable:
         raise InvalidArgument(f"{where}: expected arrays that are contiguous and writable")

@@ -14,8 +14,9 @@ from typing import Literal, get_args
 
 import msgspec
 
-from aionn.errors import InvalidArgument
-from aionn.media.arguments import checked_size, number_of, one_of, shown
+from aionn.errors import InvalidArgument, shown
+from aionn.media.arguments import checked_size, one_of
+from aionn.platform.numbers import number_of
 
 __all__ = ["Choice", "Offer", "PixelFormat", "Wish", "checked_wish", "choose"]
 

@@ -12,8 +12,8 @@ from typing import Self, TypeVar
 
 import anyio
 
-from aionn.errors import InvalidArgument
-from aionn.media.arguments import checked_path, checked_size, checked_whole, shown
+from aionn.errors import InvalidArgument, shown
+from aionn.media.arguments import checked_path, checked_size, checked_whole
 from aionn.media.cameras.capture import BUFFERS_MIN, CameraCapture, open_camera
 from aionn.media.cameras.controls import (
     CameraControl,

@@ -11,8 +11,7 @@ import mmap
 import os
 from pathlib import Path
 
-from aionn.errors import InvalidArgument
-from aionn.media.arguments import shown
+from aionn.errors import InvalidArgument, shown
 from aionn.media.cameras.hotplug import DeviceWatch
 
 __all__ = ["System", "checked_system"]

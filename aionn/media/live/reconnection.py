@@ -16,8 +16,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from aionn.errors import InvalidArgument
-from aionn.media.arguments import checked_flag, checked_number, number_of, shown
+from aionn.errors import InvalidArgument, shown
+from aionn.media.arguments import checked_flag
+from aionn.platform.numbers import checked_seconds
 
 __all__ = ["Connection", "ConnectionEvent", "ConnectionState", "Health", "Reconnection"]
 
@@ -88,14 +89,14 @@ class Reconnection(msgspec.Struct, frozen=True, kw_only=True):
         """
         where = "aionn.media.Reconnection"
         checked: dict[str, float | bool] = {
-            "calm_s": checked_number(self.calm_s, 0, None, f"{where}: calm_s"),
+            "calm_s": checked_seconds(self.calm_s, f"{where}: calm_s", most=None),
             "from_start": checked_flag(self.from_start, f"{where}: from_start"),
         }
         if self.end_after_s is not None:
-            checked["end_after_s"] = checked_number(self.end_after_s, 0, None, f"{where}: end_after_s")
-        first_s, most_s = number_of(self.first_s), number_of(self.most_s)
-        # Written so that a NaN fails as well.
-        if first_s is None or most_s is None or not 0.01 <= first_s <= most_s <= DELAY_S_MAX:
+            checked["end_after_s"] = checked_seconds(self.end_after_s, f"{where}: end_after_s", most=None)
+        most_s = checked_seconds(self.most_s, f"{where}: most_s", least=0.01, most=DELAY_S_MAX)
+        first_s = checked_seconds(self.first_s, f"{where}: first_s", least=0.01, most=DELAY_S_MAX)
+        if not first_s <= most_s:
             raise InvalidArgument(
                 f"{where}: expected 0.01 <= first_s <= most_s <= {DELAY_S_MAX:g}, got {shown(self.first_s)} and "
                 f"{shown(self.most_s)}"

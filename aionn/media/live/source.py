@@ -30,8 +30,8 @@ from typing import Any, Generic, Literal, TypeVar
 import anyio
 import msgspec
 
-from aionn.errors import Error, InvalidArgument, named
-from aionn.media.arguments import checked_function, checked_text, shown
+from aionn.errors import Error, InvalidArgument, named, shown
+from aionn.media.arguments import checked_function, checked_text
 from aionn.media.live.capture import Arrivals, Capture, CorruptItem, Grab, Opener, SourceUnavailable
 from aionn.media.live.queueing import GrabQueue, is_stale
 from aionn.media.live.readable import until_readable

@@ -25,7 +25,7 @@ from typing import Final, Generic, Literal, Self, TypeVar
 import anyio
 import msgspec
 
-from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.errors import GeneralFailure, InvalidArgument, class_text
 from aionn.media.live.worker import outlast
 from aionn.media.pacing import OneConsumer, PresentationQueue, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
@@ -62,7 +62,7 @@ def tee(source: AsyncIterable[T]) -> Tee[T]:
     """
     if not isinstance(source, AsyncIterable):
         raise InvalidArgument(
-            f"aionn.media.tee: source: expected an async iterable, got a {type(source).__name__}"
+            f"aionn.media.tee: source: expected an async iterable, got {class_text(source)}"
         )
     return Tee(source)
 

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from aionn.errors import InvalidArgument
-from aionn.media.arguments import checked_path, checked_text, checked_whole, one_of, shown
+from aionn.errors import InvalidArgument, shown
+from aionn.media.arguments import checked_path, checked_text, checked_whole, one_of
 from aionn.media.live.reconnection import Reconnection
 from aionn.media.live.source import LiveSource
 from aionn.media.microphones.recorders import open_parec, open_pipe, open_portaudio

@@ -10,7 +10,7 @@ from typing import Generic, Literal, TypeVar, get_args
 
 import msgspec
 
-from aionn.media.arguments import checked_number, checked_size, checked_text, checked_texts, one_of
+from aionn.media.arguments import checked_size, checked_text, checked_texts, one_of
 from aionn.media.live.capture import Capture
 from aionn.media.live.reconnection import Reconnection
 from aionn.media.live.source import LiveSource
@@ -20,6 +20,7 @@ from aionn.media.network_streams.messages import Start
 from aionn.media.pacing import Keep, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame
 from aionn.media.windows import WindowPlan
+from aionn.platform.numbers import checked_seconds
 
 __all__ = ["DECODER_BYTES_MAX", "READ_S_MAX", "SLOTS", "StreamOpener", "network", "network_audio"]
 
@@ -214,7 +215,7 @@ def _start(
     checked_address(url, where)
     transport = one_of(transport, ("tcp", "udp"), f"{where}: transport")
     keep = checked_keep(keep, where)
-    open_s_max = checked_number(open_s_max, 0.1, OPEN_S_MAX, f"{where}: open_s_max")
+    open_s_max = checked_seconds(open_s_max, f"{where}: open_s_max", least=0.1, most=OPEN_S_MAX)
     further = {} if options is None else checked_texts(options, f"{where}: options")
     if format is not None:
         checked_text(format, f"{where}: format")

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import numpy as np
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, class_text
 from aionn.media.records import AudioWindow, Frame
 
 __all__ = ["Item", "ItemReader", "Kind", "encoded_head", "encoded_item", "kind_of"]
@@ -101,12 +101,12 @@ def kind_of(item: object) -> Kind:
         form = _form(samples)
         expected = f"float32 [samples] of at most {VALUES_BYTES_MAX} bytes"
     else:
-        form, expected = type(item).__name__, "a Frame or an AudioWindow"
+        form, expected = class_text(item), "a Frame or an AudioWindow"
     raise InvalidArgument(f"aionn.media.record: expected {expected}, got {form}")
 
 
 def _form(values: Any) -> str:
-    return f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else type(values).__name__
+    return f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else class_text(values)
 
 
 def encoded_head(kind: Kind) -> bytes:

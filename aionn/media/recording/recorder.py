@@ -24,7 +24,7 @@ from typing import Any, Final, Generic, Literal, Self, TypeVar
 
 import msgspec
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, class_text
 from aionn.media.arguments import checked_path
 from aionn.media.live.worker import Call, Worker
 from aionn.media.recording.items import Item, Kind, encoded_head, encoded_item, kind_of
@@ -235,7 +235,7 @@ class Recorder:
         """
         if not isinstance(items, AsyncIterable):
             raise InvalidArgument(
-                f"{self._name}: through: expected an async iterable, got a {type(items).__name__}"
+                f"{self._name}: through: expected an async iterable, got {class_text(items)}"
             )
         return Through(self, items)
 

@@ -16,7 +16,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, class_text
 from aionn.runtime.background import Background, Cancelled, Task, is_running
 
 __all__ = ["INTERRUPTS", "SourceTask", "check_source"]
@@ -118,4 +118,4 @@ def check_source(source: object) -> None:
         advice = "; aionn.media.video_file and audio_file read files, and aionn.media.network an address"
     elif isinstance(source, Iterable):
         advice = "; make it one by an async generator (async def and yield), or by aionn.media.Source"
-    raise InvalidArgument(f"stream: expected an async iterable, got a {type(source).__name__}{advice}")
+    raise InvalidArgument(f"stream: expected an async iterable, got {class_text(source)}{advice}")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, class_text
 from aionn.runtime.executions.slot_pool import FrameBuffer
 from aionn.runtime.memory.arguments import Array, TensorSpec, check_inputs
 from aionn.runtime.memory.real_values import Writer
@@ -36,7 +36,7 @@ def item_writer(
     """
     if into is not None and not callable(into):
         raise InvalidArgument(
-            f"stream, into: expected a function into(item, view), got a {type(into).__name__}; see aionn.image_writer"
+            f"stream, into: expected a function into(item, view), got {class_text(into)}; see aionn.image_writer"
         )
     if len(inputs) == 1:
         write: Callable[[Any, Array], object] = into or _array_writer(inputs[0])
@@ -70,7 +70,7 @@ def _check_returned(returned: object, view: Array) -> None:
         returned.close()
     raise InvalidArgument(
         "stream, into: expected a function that writes into its view and returns nothing, got one that "
-        f"returned a {type(returned).__name__}; write view[...] = array"
+        f"returned {class_text(returned)}; write view[...] = array"
     )
 
 
@@ -99,7 +99,7 @@ class _ItemWriter:
         names = ", ".join(self._specs)
         if not isinstance(values, Mapping):
             raise InvalidArgument(
-                f"stream: expected a mapping from the names of inputs ({names}) to arrays, got a {type(values).__name__}"
+                f"stream: expected a mapping from the names of inputs ({names}) to arrays, got {class_text(values)}"
             )
         unknown = [name for name in values if name not in views]
         missing = [name for name in views if name not in values] if is_whole else []

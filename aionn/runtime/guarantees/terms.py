@@ -11,7 +11,8 @@ from typing import Any
 
 from aionn.errors import InvalidArgument
 from aionn.hal import TIME_MAX_NS
-from aionn.scheduler.admission import DAY_NS, STREAM_NAME_CHARACTERS_MAX, StreamTerms
+from aionn.platform.numbers import POSITIVE_S_MIN, checked_seconds
+from aionn.scheduler.admission import STREAM_NAME_CHARACTERS_MAX, StreamTerms
 from aionn.scheduler.reservations.windows import phase_tolerance_ns
 
 __all__ = [
@@ -61,13 +62,13 @@ def stated_terms(name: str, period: Any, deadline: Any, jitter: Any) -> StreamTe
         raise InvalidArgument(
             "stream, period: a guarantee needs the least seconds between two frames, as period=1/30"
         )
-    period_ns = _ns("period", period, 1)
+    period_ns = _ns("period", period, POSITIVE_S_MIN)
     if callable(deadline):
         raise InvalidArgument(
             "stream, deadline: expected the seconds from a frame's capture to its result, as deadline=0.03, and got a function: the"
             " deadlines of a stream with a guarantee count from the captures"
         )
-    deadline_ns = period_ns if deadline is None else _ns("deadline", deadline, 1)
+    deadline_ns = period_ns if deadline is None else _ns("deadline", deadline, POSITIVE_S_MIN)
     if jitter is None:
         jitter_ns = math.floor(JITTER_SHARE * min(period_ns, deadline_ns))
     else:
@@ -82,8 +83,8 @@ def changed_terms(old: StreamTerms, period: Any, deadline: Any, jitter: Any) -> 
     Raises:
         InvalidArgument: As for ``stated_terms``.
     """
-    period_ns = old.period_ns if period is None else _ns("period", period, 1)
-    deadline_ns = old.deadline_ns if deadline is None else _ns("deadline", deadline, 1)
+    period_ns = old.period_ns if period is None else _ns("period", period, POSITIVE_S_MIN)
+    deadline_ns = old.deadline_ns if deadline is None else _ns("deadline", deadline, POSITIVE_S_MIN)
     jitter_ns = old.jitter_ns if jitter is None else _ns("jitter", jitter, 0)
     _check_jitter(jitter_ns, deadline_ns)
     terms = StreamTerms(name=old.name, period_ns=period_ns, deadline_ns=deadline_ns, jitter_ns=jitter_ns)
@@ -127,24 +128,10 @@ def in_progress_max(terms: StreamTerms) -> int:
     return -(-terms.deadline_ns // terms.period_ns)
 
 
-def _ns(field: str, value: Any, least_ns: int) -> int:
-    if isinstance(value, int) and abs(value) > TIME_MAX_NS:
-        raise InvalidArgument(
-            f"stream, {field}: expected at most a day of seconds, got a number of 20 digits or more"
-        )
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidArgument(f"stream, {field}: expected seconds as a float, got {value!r}")
-    advice = ""
-    if value * 1e9 > DAY_NS:
-        advice = f"; did you mean {value / 1e9:g} s? {value!r} looks like nanoseconds"
+def _ns(field: str, value: Any, least_s: float) -> int:
+    seconds = checked_seconds(value, f"stream, {field}", least=least_s)
     # Down, since a source rounds its times one by one; the thousandth is for 0.056, which is a little less than that as a float.
-    value_ns = math.floor(value * 1e9 + 1e-3)
-    if not least_ns <= value_ns <= DAY_NS:
-        least = "at least 0" if not least_ns else "more than 0"
-        raise InvalidArgument(
-            f"stream, {field}: expected {least} and at most a day of seconds, got {value!r}{advice}"
-        )
-    return value_ns
+    return math.floor(seconds * 1e9 + 1e-3)
 
 
 def _check_jitter(jitter_ns: int, deadline_ns: int) -> None:

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize
+from aionn.errors import GeneralFailure, InvalidArgument, OutputInsufficientSize, class_text
 from aionn.hal import (
     Buffer,
     BufferToken,
@@ -166,7 +166,7 @@ def _not_a_list_of(specs: Sequence[TensorSpec], values: object) -> InvalidArgume
     advice = "; write [array]" if isinstance(values, np.ndarray) else ""
     if isinstance(values, Mapping):
         advice = f"; write a list in the order of net.inputs: {names}"
-    return InvalidArgument(f"inputs: expected a list with {count}, got a {type(values).__name__}{advice}")
+    return InvalidArgument(f"inputs: expected a list with {count}, got {class_text(values)}{advice}")
 
 
 def _check_input(
@@ -249,19 +249,22 @@ def _view_of(value: Any, where: str, expected: str) -> Array:
     """The array that an application passed: itself, or a view of a DLPack object or of a buffer."""
     if isinstance(value, np.ndarray):
         return value
-    given = type(value).__name__
     try:
         if hasattr(value, "__dlpack__"):
             return np.from_dlpack(value)
         view = memoryview(value)
     except TypeError:
-        raise InvalidArgument(f"{where}: expected {expected}, got a {given} (see numpy.asarray)") from None
+        raise InvalidArgument(
+            f"{where}: expected {expected}, got {class_text(value)} (see numpy.asarray)"
+        ) from None
     except Exception as e:
-        raise InvalidArgument(f"{where}: expected {expected}, got a {given} that cannot be read: {e}") from e
+        raise InvalidArgument(
+            f"{where}: expected {expected}, got {class_text(value)} that cannot be read: {e}"
+        ) from e
     try:
         return np.asarray(view)
     except (TypeError, ValueError, RuntimeError) as e:
-        raise InvalidArgument(f"{where}: expected {expected} of numbers, got a {given}: {e}") from e
+        raise InvalidArgument(f"{where}: expected {expected} of numbers, got {class_text(value)}: {e}") from e
 
 
 def output_target(index: int, spec: TensorSpec, value: Any) -> Array:

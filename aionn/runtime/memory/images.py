@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, class_text
 from aionn.hal import (
     DataLocation,
     HardwareBufferDesc,
@@ -227,8 +227,7 @@ def check_array(values: object, where: str) -> None:
         InvalidArgument: It is something else, or has masked elements.
     """
     if not isinstance(values, np.ndarray | np.generic):
-        given = type(values).__name__
-        raise InvalidArgument(f"{where}: expected an array, got a {given} (see numpy.asarray)")
+        raise InvalidArgument(f"{where}: expected an array, got {class_text(values)} (see numpy.asarray)")
     check_unmasked(values, where)
 
 

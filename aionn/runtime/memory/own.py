@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, class_text
 from aionn.hal import (
     Buffer,
     BufferToken,
@@ -314,7 +314,7 @@ def bind(plan: Plan, identity: object, is_output: bool, index: int, memory: Any,
         role = (identity, is_output, index)
         return memory.binding(spec, is_output=is_output, where=where, role=role)
     raise InvalidArgument(
-        f"{where}: expected a SharedMemory, DeviceMemory or ImageMemory, got a {type(memory).__name__}"
+        f"{where}: expected a SharedMemory, DeviceMemory or ImageMemory, got {class_text(memory)}"
     )
 
 
@@ -328,7 +328,7 @@ async def copy(source: OwnMemory, destination: OwnMemory) -> None:
     for what, memory in (("source", source), ("destination", destination)):
         if not isinstance(memory, OwnMemory):
             raise InvalidArgument(
-                f"copy, {what}: expected a SharedMemory, DeviceMemory or ImageMemory, got a {type(memory).__name__}"
+                f"copy, {what}: expected a SharedMemory, DeviceMemory or ImageMemory, got {class_text(memory)}"
             )
     if source is destination:
         return

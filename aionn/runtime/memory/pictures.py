@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, class_text
 from aionn.hal import OperandType, operand_type_name
 from aionn.runtime.memory.arguments import Array, TensorSpec, check_unmasked
 from aionn.runtime.memory.real_values import Writer, check_input
@@ -75,7 +75,7 @@ def image_writer(
     def write(value: Any, view: Array) -> None:
         if not isinstance(value, np.ndarray):
             raise InvalidArgument(
-                f"{spec.name}: expected a picture as a uint8 array, got a {type(value).__name__}"
+                f"{spec.name}: expected a picture as a uint8 array, got {class_text(value)}"
                 f"{remedy_for_picture(value, width, height)}"
             )
         check_unmasked(value, spec.name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, class_text
 from aionn.runtime.memory.arguments import Array, TensorSpec, check_unmasked
 
 __all__ = ["Writer", "check_input", "value_writer"]
@@ -21,7 +21,7 @@ Writer = Callable[[Any, Array], None]
 
 def _real_numbers(value: Any, count: int, where: str) -> Array:
     check_unmasked(value, where)
-    expected, given = f"{where}: expected {count} real numbers", f"a {type(value).__name__}"
+    expected, given = f"{where}: expected {count} real numbers", class_text(value)
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, OverflowError) as e:
@@ -38,9 +38,7 @@ def check_input(spec: TensorSpec, where: str) -> None:
         InvalidArgument: It has another type.
     """
     if not isinstance(spec, TensorSpec):
-        raise InvalidArgument(
-            f"{where}: expected an input, such as net.inputs[0], got a {type(spec).__name__}"
-        )
+        raise InvalidArgument(f"{where}: expected an input, such as net.inputs[0], got {class_text(spec)}")
 
 
 def value_writer(spec: TensorSpec) -> Writer:

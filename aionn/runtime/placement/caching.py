@@ -29,7 +29,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from aionn.errors import Error, InvalidArgument, MissedDeadline
+from aionn.errors import Error, InvalidArgument, MissedDeadline, class_text
 from aionn.hal import (
     CACHE_TOKEN_BYTES,
     CacheFileCounts,
@@ -128,7 +128,7 @@ async def open_cache(
         if not is_path:
             raise InvalidArgument(f"cache_dir: expected a path, got {directory!r}")
     if token is not None and (not isinstance(token, bytes) or len(token) != CACHE_TOKEN_BYTES):
-        got = f"{len(token)} bytes" if isinstance(token, bytes) else f"a {type(token).__name__}"
+        got = f"{len(token)} bytes" if isinstance(token, bytes) else class_text(token)
         raise InvalidArgument(f"cache_token: expected {CACHE_TOKEN_BYTES} bytes, got {got}")
     if directory is None:
         if token is not None:

@@ -24,7 +24,7 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 
-from aionn.errors import Error, GeneralFailure, InvalidArgument
+from aionn.errors import Error, GeneralFailure, InvalidArgument, class_text
 from aionn.hal import (
     ExecutionPreference,
     FeatureLevel,
@@ -150,7 +150,7 @@ async def load_model(
         advice = "; export it to a file that ends in .tflite or .onnx, and give its path"
         if isinstance(model, bytes | bytearray | memoryview):
             advice = "; write the bytes to a file (its name ends in .tflite or .onnx) and give its path"
-        raise InvalidArgument(f"model: expected a path or a Model, got a {type(model).__name__}{advice}")
+        raise InvalidArgument(f"model: expected a path or a Model, got {class_text(model)}{advice}")
     with section("LR_PP", "load model"):
         loaded = await _on_thread(lambda: load_file(model, options), "loading a model")
     main = loaded.model.main

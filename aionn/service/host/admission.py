@@ -24,6 +24,7 @@ from typing import NamedTuple
 import msgspec
 
 from aionn.errors import InvalidArgument, ResourceExhausted
+from aionn.platform.numbers import POSITIVE_S_MIN, checked_seconds
 
 __all__ = [
     "FOREIGN_PID",
@@ -128,8 +129,7 @@ class ClientLimits(msgspec.Struct, frozen=True):
         for name in ("clients", "clients_per_user", "clients_per_process"):
             if getattr(self, name) < 1:
                 raise InvalidArgument(f"limit {name}: expected 1 or more, got {getattr(self, name)}")
-        if not self.hello_s > 0:
-            raise InvalidArgument(f"limit hello_s: expected a positive number of seconds, got {self.hello_s}")
+        checked_seconds(self.hello_s, "limit hello_s", least=POSITIVE_S_MIN)
         for name in ("reserved_share", "reserved_share_per_user"):
             if not 0 < getattr(self, name) <= 1:
                 raise InvalidArgument(

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 import fmq
-from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted
+from aionn.errors import ErrorStatus, GeneralFailure, InvalidArgument, ResourceExhausted, class_text
 from aionn.hal import (
     DeviceInfo,
     DeviceStatus,
@@ -459,7 +459,7 @@ def _encode(message: Message, without: Model | None) -> tuple[bytes, list[int], 
             fds.extend(value.fds)
             keep.append(value)
             return value.descriptor, list(range(first, len(fds)))
-        raise NotImplementedError(f"cannot send a {type(value).__name__}")
+        raise NotImplementedError(f"cannot send {class_text(value)}")
 
     try:
         payload = msgspec.msgpack.Encoder(enc_hook=encode_hook).encode(message)

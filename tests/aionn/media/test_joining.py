@@ -187,9 +187,18 @@ async def test_source_that_does_not_let_itself_be_cancelled_is_left_to_itself(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tolerance_s": -1}, "tolerance_s: expected 0 to 60 s, got -1"),
-        ({"tolerance_s": float("nan")}, "tolerance_s: expected 0 to 60 s, got nan"),
-        ({"tolerance_s": 1, "wait_s": 61}, "wait_s: expected 0 to 60 s, got 61"),
+        (
+            {"tolerance_s": -1},
+            "tolerance_s: expected a number of seconds of at least 0 and at most 60, got -1",
+        ),
+        (
+            {"tolerance_s": float("nan")},
+            "tolerance_s: expected a number of seconds of at least 0 and at most 60, got nan",
+        ),
+        (
+            {"tolerance_s": 1, "wait_s": 61},
+            "wait_s: expected a number of seconds of at least 0 and at most 60, got 61",
+        ),
     ],
 )
 def test_wrong_options(options: dict[str, Any], words: str) -> None:

@@ -68,7 +68,7 @@ def test_audio_holds_one_tone_in_each_half_second(virtually):
         (lambda: synthetic_video(size=(0, 1)), "synthetic_video: size: expected"),
         (
             lambda: synthetic_audio(duration_s=-1),
-            "synthetic_audio: duration_s: expected 0 to 1e\\+15, got -1",
+            "synthetic_audio: duration_s: expected a number of seconds of at least 0 and at most 1e\\+15, got -1",
         ),
         (lambda: synthetic_audio(duration_s=float("inf")), "synthetic_audio: duration_s: expected"),
         (lambda: synthetic_audio(queue_windows_max=0), "synthetic_audio: queue_windows_max: expected"),

@@ -143,7 +143,7 @@ async def test_number_that_does_not_fit_is_named_with_its_input_and_index(
     [
         (np.zeros((1, 3), np.float32), "expected element type int64 or int32, got float32"),
         (np.zeros((3,), np.int64), r"expected shape \[1, 3\], got \[3\]"),
-        (7, "expected an array or a buffer, got a int"),
+        (7, "expected an array or a buffer, got an int"),
         (None, "missing"),
     ],
 )

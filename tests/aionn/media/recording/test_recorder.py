@@ -340,8 +340,8 @@ def test_impossible_use_is_rejected(really, tmp_path):
                 (Frame(np.zeros((2, 2, 3), np.float32), 0, 0, 0.0), "got float32"),
                 (Frame(np.zeros((0, 2, 3), np.uint8), 0, 0, 0.0), r"got uint8 \[0, 2, 3\]"),
                 (AudioWindow(np.zeros(3), 0, 0, 0.0), "got float64"),
-                (AudioWindow([0.5], 0, 0, 0.0), "got list"),
-                (Frame([[[0, 0, 0]]], 0, 0, 0.0), "got list"),
+                (AudioWindow([0.5], 0, 0, 0.0), "got a list"),
+                (Frame([[[0, 0, 0]]], 0, 0, 0.0), "got a list"),
             ):
                 with pytest.raises(InvalidArgument, match=words):
                     recorder.add(item)

@@ -96,7 +96,7 @@ async def test_read_only_memory_takes_no_output(net: aionn.Compilation, tmp_path
 async def test_wrong_list_of_outputs_is_refused(net: aionn.Compilation) -> None:
     with pytest.raises(aionn.InvalidArgument, match="outputs: expected 1 entry, got 2"):
         await net.execute([X], outputs=[None, None])
-    with pytest.raises(aionn.InvalidArgument, match="expected a memory, an array or a buffer, got a object"):
+    with pytest.raises(aionn.InvalidArgument, match="expected a memory, an array or a buffer, got an object"):
         await net.execute([X], outputs=[object()])
 
 
