@@ -336,7 +336,7 @@ def test_stream_that_does_not_fit_is_best_effort_with_the_reason():
         ("rate_per_s = 30", 'rate_per_s = 30\narrivals = "poisson"', "period_s: expected the period"),
         ('name = "door"', 'name = "door"\nafter = "gate"', "after: expected no stream to follow"),
         ("duration_s = 1.0", "duration_s = 1.0\ncap = 1.5", "cap: expected above 0"),
-        ("period_s = 0.05", "period_s = -0.05", "period_s: expected a number of at least 0"),
+        ("period_s = 0.05", "period_s = -0.05", "period_s: expected a number of seconds of at least 0"),
     ],
 )
 def test_mistakes_in_a_file_are_named(old, new, message):

@@ -77,7 +77,7 @@ def test_bound_and_checks_are_told(repository, capsys):
 def test_mistakes_are_told_in_a_sentence(repository, tmp_path, capsys):
     workload = repository / "benchmarks" / "workloads" / "mobile.toml"
     assert run(workload, "--policy", "magic") == 2
-    assert "expected one of plan, fifo" in capsys.readouterr().err
+    assert '"magic" for --policy. Choose from: "plan", "fifo"' in capsys.readouterr().err
     (tmp_path / "w.toml").write_text(workload.read_text().replace('"high"', '"highest"', 1))
     assert run(tmp_path / "w.toml") == 2
     assert "w.toml, line 8, stream[0].priority: expected one of low, medium, high" in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_deadlines_are_64_bit_and_not_negative() -> None:
     assert check_deadline_ns(None, where="here") is None
     assert check_deadline_ns(2**63 - 1, where="here") == 2**63 - 1
     for illegal in (-1, 2**63):
-        with pytest.raises(InvalidArgument, match="here: deadline must be"):
+        with pytest.raises(InvalidArgument, match="here: deadline: expected nanoseconds"):
             check_deadline_ns(illegal, where="here")
 
 

@@ -486,5 +486,5 @@ def test_hang_ends_for_calls_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 async def test_hang_limit_must_be_positive(background: Any) -> None:
-    with pytest.raises(InvalidArgument, match="positive"):
+    with pytest.raises(InvalidArgument, match="above 0"):
         RemoteDevice("reference", "reference", background.tasks, hang_after_s=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import types
 from collections.abc import AsyncIterator
@@ -222,15 +223,11 @@ async def test_no_process_waits_for_the_pauses_of_another_ones_preparation(
 
 async def test_pieces_and_pauses_of_a_preparation_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch would take them for a hang of the device."""
-    now_ns = 0
-
-    def thread_time_ns() -> int:
-        nonlocal now_ns
-        now_ns += PIECE_NS
-        return now_ns
-
+    pieces = itertools.count(0, PIECE_NS)
     slept_s: list[float] = []
-    time = types.SimpleNamespace(monotonic_ns=lambda: 0, thread_time_ns=thread_time_ns, sleep=slept_s.append)
+    time = types.SimpleNamespace(
+        monotonic_ns=pieces.__next__, thread_time_ns=pieces.__next__, sleep=slept_s.append
+    )
     monkeypatch.setattr(peers_module, "time", time)
 
     class Pausing(ReferenceDevice):
