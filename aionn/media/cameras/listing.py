@@ -6,15 +6,23 @@ Owns the list and the choice by name. Refuses to own opening a stream (`capture.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import msgspec
 
 from aionn.errors import Error
 from aionn.media.cameras.device import NotACamera, VideoDevice, capability_of, offers_of, shown_text
+from aionn.media.cameras.problems import is_gone
 from aionn.media.cameras.system import System
 from aionn.media.live.capture import SourceUnavailable
 
-__all__ = ["CameraInfo", "Identity", "find_cameras", "identity_of", "resolve"]
+__all__ = ["CameraInfo", "Identity", "find_cameras", "identity_of", "naming_others", "resolve"]
+
+WITHOUT_A_CAMERA = (
+    "aionn.media.named_source takes a source without a camera by its name: a video file, 'replay:FILE' (a recording), or "
+    "'pattern:' (a synthetic picture)"
+)
+"""Ends the message about a camera that is not there."""
 
 
 class CameraInfo(msgspec.Struct, frozen=True):
@@ -108,7 +116,27 @@ def resolve(system: System, camera: str | int, identity: Identity | None) -> str
     for info in infos:
         if camera.casefold() in info.name.casefold():
             return info.path
-    names = ", ".join(f"{info.path} {info.name!r}" for info in infos) or "none"
+    names = _names(infos) or "none"
     raise SourceUnavailable(
-        f"camera {camera!r}: expected a camera whose name contains that, got {names}; it is not plugged in, or the name is wrong"
+        f"camera {camera!r}: expected a camera whose name contains that, got {names}; it is not plugged in, or the name is "
+        f"wrong; {WITHOUT_A_CAMERA}"
     )
+
+
+@contextlib.contextmanager
+def naming_others(system: System) -> Iterator[None]:
+    """Adds the cameras of the machine, and sources without one, to the error about a camera that is not there."""
+    try:
+        yield
+    except SourceUnavailable as e:
+        if not is_gone(e.__cause__):
+            raise
+        names = _names(find_cameras(system))
+        there = f"this machine has {names}" if names else "this machine has no camera"
+        raise SourceUnavailable(
+            f"{e}; {there}; {WITHOUT_A_CAMERA}", is_permanent=e.is_permanent
+        ) from e.__cause__
+
+
+def _names(infos: list[CameraInfo]) -> str:
+    return ", ".join(f"{info.path} {info.name!r}" for info in infos)

@@ -25,7 +25,14 @@ from aionn.media.cameras.controls import (
 from aionn.media.cameras.device import VideoDevice
 from aionn.media.cameras.hotplug import DeviceWatch
 from aionn.media.cameras.in_place import CaptureMemory, in_place_format, open_in_place
-from aionn.media.cameras.listing import CameraInfo, Identity, find_cameras, identity_of, resolve
+from aionn.media.cameras.listing import (
+    CameraInfo,
+    Identity,
+    find_cameras,
+    identity_of,
+    naming_others,
+    resolve,
+)
 from aionn.media.cameras.negotiation import PixelFormat, Wish, checked_wish
 from aionn.media.cameras.system import System, checked_system
 from aionn.media.live.capture import SourceUnavailable
@@ -94,7 +101,9 @@ class _CameraOpener:
         if self._identity is None:
             self._identity = identity_of(self._system, path)
         try:
-            capture = self._open(path)
+            # Not after it was open: a search would open all other cameras at each attempt.
+            with contextlib.nullcontext() if self._was_open else naming_others(self._system):
+                capture = self._open(path)
         except SourceUnavailable as e:
             if self._was_open and isinstance(e.__cause__, PermissionError):
                 # udev gives a device that is plugged in to its group a moment after it has appeared.
@@ -285,7 +294,8 @@ def _checked_system(system: object, where: str) -> System:
 
 
 def _with_device(system: System, name: str | int, run: Callable[[VideoDevice], _T]) -> _T:
-    device = VideoDevice(system, resolve(system, name, None))
+    with naming_others(system):
+        device = VideoDevice(system, resolve(system, name, None))
     try:
         return run(device)
     finally:

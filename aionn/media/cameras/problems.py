@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from aionn.media.live.capture import SourceUnavailable
 
-__all__ = ["lost", "problem"]
+__all__ = ["is_gone", "lost", "problem"]
 
 GONE = (errno.ENODEV, errno.ENXIO, errno.ENOENT)
 
@@ -62,6 +62,11 @@ def _reason(error: OSError, path: str, users: Sequence[str]) -> str:
     if error.errno in (errno.ENOTTY, errno.EISDIR):
         return "it is not a Video4Linux device"
     return os.strerror(error.errno or 0)
+
+
+def is_gone(error: BaseException | None) -> bool:
+    """Whether an answer of the kernel means that the device is not there."""
+    return isinstance(error, OSError) and error.errno in GONE
 
 
 def lost(error: OSError, path: str) -> SourceUnavailable:

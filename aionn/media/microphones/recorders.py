@@ -32,8 +32,17 @@ BLOCKS_PER_S = 50
 PARTING_S_MAX = 1.0
 """A recorder ends within milliseconds of SIGTERM; it is killed then."""
 
+INPUTS_SHOWN_MAX = 8
+"""Microphones that a message lists: ALSA has some ten names for each card."""
+
 STDERR_BYTES_MAX = 4096
 """The part of a recorder's error output that is shown."""
+
+
+WITHOUT_A_MICROPHONE = (
+    "aionn.media.audio_file, replay_audio and synthetic_audio are sources of sound without a microphone"
+)
+"""Ends the message about a microphone that is not there."""
 
 
 def open_parec(device: str | None, plan: WindowPlan) -> SamplesCapture:
@@ -50,7 +59,8 @@ def open_parec(device: str | None, plan: WindowPlan) -> SamplesCapture:
     if program is None:
         raise SourceUnavailable(
             "microphone: expected the recorder of PipeWire or PulseAudio, got no `parec`: install a package such "
-            "as pulseaudio-utils",
+            "as pulseaudio-utils; on a machine without a sound server use recorder='portaudio'; "
+            + WITHOUT_A_MICROPHONE,
             is_permanent=True,
         )
     rate = plan.sample_rate_hz
@@ -86,7 +96,10 @@ def open_parec(device: str | None, plan: WindowPlan) -> SamplesCapture:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(PARTING_S_MAX)
         words = (errors.read(STDERR_BYTES_MAX) or b"").decode(errors="replace").strip()
-        return f"parec ended with status {process.poll()}: {words or 'no reason named'}; is a sound server running?"
+        return (
+            f"parec ended with status {process.poll()}: {words or 'no reason named'}; is a sound server running, with a "
+            f"source of that name (`aionn devices --sources`)? {WITHOUT_A_MICROPHONE}"
+        )
 
     def release() -> None:
         if process.poll() is None:
@@ -116,9 +129,20 @@ def load_sounddevice() -> Any:
         raise DeviceUnavailable(
             f"microphone: needs sounddevice, which cannot be loaded here ({error}): pip install "
             f"'aionn[microphone]', and install a package "
-            "such as libportaudio2"
+            f"such as libportaudio2; {WITHOUT_A_MICROPHONE}"
         ) from error
     return sounddevice
+
+
+def _inputs(sounddevice: Any) -> str:
+    """The microphones that PortAudio has, for a message."""
+    try:
+        devices = list(sounddevice.query_devices())
+    except Exception:  # PortAudioError is not a class that can be named without the module.
+        return "PortAudio cannot list its devices"
+    names = [f"{i} {d['name']!r}" for i, d in enumerate(devices) if d["max_input_channels"] > 0]
+    more = f" and {len(names) - INPUTS_SHOWN_MAX} more" if len(names) > INPUTS_SHOWN_MAX else ""
+    return f"PortAudio has {', '.join(names[:INPUTS_SHOWN_MAX]) or 'no microphone'}{more}"
 
 
 def open_portaudio(device: str | int | None, plan: WindowPlan, sounddevice: Any = None) -> SamplesCapture:
@@ -170,7 +194,8 @@ def open_portaudio(device: str | int | None, plan: WindowPlan, sounddevice: Any 
         os.close(reading)
         os.close(writing)
         raise SourceUnavailable(
-            f"microphone {device if device is not None else 'default'} (PortAudio): expected {rate} samples per s, mono, got: {e}"
+            f"microphone {device if device is not None else 'default'} (PortAudio): expected {rate} samples per s, mono, got: {e}; "
+            f"{_inputs(module)}; {WITHOUT_A_MICROPHONE}"
         ) from e
 
     def release() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aionn.errors import InvalidArgument
-from aionn.media import Reconnection, SourceUnavailable, camera
+from aionn.media import Reconnection, SourceUnavailable, camera, camera_controls
 from aionn.media.cameras import videodev
 from tests.support.media.fake_camera import FakeCamera, FakeSystem, Listed
 
@@ -534,6 +534,30 @@ def test_two_cameras_run_at_a_time(really, filming):
 
     really(body)
     assert left.holds_nothing and right.holds_nothing
+
+
+@pytest.mark.parametrize("name", [9, "/dev/video9", "C920"])
+@pytest.mark.parametrize(
+    ("cameras", "words"),
+    [
+        ({"/dev/video0": "Front", "/dev/video2": "Back"}, "/dev/video0 'Front', /dev/video2 'Back'"),
+        ({}, "none|this machine has no camera"),
+    ],
+)
+def test_missing_camera_is_an_error_that_names_the_others_and_sources_without_one(
+    really, name, cameras, words
+):
+    system = FakeSystem({path: FakeCamera(title) for path, title in cameras.items()})
+
+    async def body():
+        with pytest.raises(SourceUnavailable, match=f"({words}); .*named_source .*replay:FILE.*'pattern:'"):
+            async with camera(name, system=system):
+                pass
+        with pytest.raises(SourceUnavailable, match=f"({words}); .*named_source .*replay:FILE.*'pattern:'"):
+            await camera_controls(name, system=system)
+
+    really(body)
+    assert all(one.holds_nothing for one in system.cameras.values())
 
 
 def test_name_that_no_camera_has_lists_those_that_are_there(really, system):

@@ -78,7 +78,7 @@ def test_recorder_that_ends_is_an_error_with_its_own_words(really, parec):
 
     async def body():
         async with microphone(**SHORT, reconnect=None) as windows:
-            with pytest.raises(SourceUnavailable, match="status 1: Connection failure: Connection refused"):
+            with pytest.raises(SourceUnavailable, match=r"Connection refused; .*--sources.*synthetic_audio"):
                 await anext(windows)
 
     really(body)
@@ -125,7 +125,9 @@ def test_missing_recorder_is_an_error_with_the_remedy(really, monkeypatch, tmp_p
     monkeypatch.setenv("PATH", str(tmp_path))
 
     async def body():
-        with pytest.raises(SourceUnavailable, match="install a package such as pulseaudio-utils") as raised:
+        with pytest.raises(
+            SourceUnavailable, match=r"such as pulseaudio-utils; .*'portaudio'; .*audio_file"
+        ) as raised:
             async with microphone():
                 pass
         assert raised.value.is_permanent
@@ -161,6 +163,10 @@ class FakeSounddevice:
     def __init__(self, fails=None, blocks=1000):
         self.fails, self.blocks = fails, blocks
         self.opened = self.closed = 0
+
+    def query_devices(self):
+        inputs = [{"name": f"Card {number}", "max_input_channels": 1} for number in range(10)]
+        return [{"name": "Loudspeaker", "max_input_channels": 0}, *inputs]
 
     def RawInputStream(self, *, samplerate, channels, dtype, blocksize, device, callback):
         if self.fails == "open":
@@ -252,19 +258,26 @@ def test_device_of_portaudio_that_cannot_be_opened_is_an_error(really, monkeypat
     installed(monkeypatch, module)
 
     async def body():
-        with pytest.raises(SourceUnavailable, match=r"microphone 7 \(PortAudio\): .*PaErrorCode"):
+        with pytest.raises(SourceUnavailable, match=r"microphone 7 \(PortAudio\): .*PaErrorCode") as raised:
             async with microphone(7, recorder="portaudio"):
                 pass
 
-    really(body)
+        return str(raised.value)
+
+    message = really(body)
     assert module.closed == module.opened
+    assert (
+        "PortAudio has 1 'Card 0', 2 'Card 1'," in message
+        and "'Card 7' and 2 more; aionn.media.audio_file" in message
+    )
+    assert "Loudspeaker" not in message
 
 
 def test_missing_sounddevice_is_an_error_with_the_remedy(really, monkeypatch):
     installed(monkeypatch, None)
 
     async def body():
-        with pytest.raises(DeviceUnavailable, match=r"pip install 'aionn\[microphone\]'"):
+        with pytest.raises(DeviceUnavailable, match=r"pip install 'aionn\[microphone\]'.*synthetic_audio"):
             async with microphone(recorder="portaudio"):
                 pass
 
