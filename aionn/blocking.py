@@ -32,7 +32,7 @@ import aionn.runtime.memory.own as asynchronous_memory
 import aionn.runtime.runtime as asynchronous_runtime
 from aionn.errors import InvalidArgument, NotAdmitted
 from aionn.hal import DeviceStatus, Model, Priority
-from aionn.runtime.background import InThisProcess
+from aionn.platform.process_bound import InThisProcess
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.executions.results import (
     ExecutionState,
@@ -71,6 +71,11 @@ _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 
 
+def _inner_repr(inner: object) -> str:
+    """The representation of an object of the loop, as that of the object here."""
+    return f"<blocking.{repr(inner).removeprefix('<')}"
+
+
 class _Closing(InThisProcess, abc.ABC):
     """An object that a ``with`` statement closes."""
 
@@ -103,6 +108,9 @@ class Runtime(_Closing):
         self._runtime = runtime
         self._loop: LoopThread | None = None
         self._was_open = False
+
+    def __repr__(self) -> str:
+        return _inner_repr(self._runtime)
 
     @property
     def is_open(self) -> bool:
@@ -225,6 +233,9 @@ class Compilation(_Closing):
         self._loop = loop
         self._compilation = compilation
 
+    def __repr__(self) -> str:
+        return _inner_repr(self._compilation)
+
     @property
     def model(self) -> Model:
         """The model."""
@@ -308,6 +319,9 @@ class Execution(InThisProcess):
         self._loop = loop
         self._execution = execution
 
+    def __repr__(self) -> str:
+        return _inner_repr(self._execution)
+
     @property
     def fence(self) -> SyncFence:
         """Finished with the execution; others may wait for it."""
@@ -344,7 +358,7 @@ class Execution(InThisProcess):
         self._loop.do(self._execution.cancel)
 
 
-class ReusableExecution:
+class ReusableExecution(InThisProcess):
     """The same execution again and again, one computation at a time; see ``Compilation.reusable``.
 
     Attributes:
@@ -355,6 +369,9 @@ class ReusableExecution:
         self._loop = loop
         self._execution = execution
         self.inputs = execution.inputs
+
+    def __repr__(self) -> str:
+        return _inner_repr(self._execution)
 
     @property
     def outputs(self) -> tuple[Array, ...]:
@@ -372,6 +389,9 @@ class DeviceMemory(_Closing):
     def __init__(self, loop: LoopThread, memory: asynchronous_memory.DeviceMemory) -> None:
         self._loop = loop
         self._memory = memory
+
+    def __repr__(self) -> str:
+        return _inner_repr(self._memory)
 
     @property
     def device(self) -> str:
@@ -423,6 +443,9 @@ class Burst(_Closing):
         self._loop = loop
         self._burst = burst
 
+    def __repr__(self) -> str:
+        return _inner_repr(self._burst)
+
     def execute(self, inputs: Sequence[Any], **options: Any) -> Result:
         """Executes once. Arguments and errors are those of ``aionn.Burst.execute``."""
 
@@ -472,6 +495,9 @@ class LentSlot(_Closing):
         self._slot = slot
         self.inputs = slot.inputs
 
+    def __repr__(self) -> str:
+        return _inner_repr(self._slot)
+
     @property
     def is_busy(self) -> bool:
         """Whether a device may still read it."""
@@ -499,6 +525,9 @@ class Stream(_Closing, Generic[_Item]):
         # Not a method: the generator must not hold this object, so that the stream ends immediately when its consumer is dropped.
         self._results = _results(loop, stream)
         self._reading = threading.Lock()
+
+    def __repr__(self) -> str:
+        return _inner_repr(self._stream)
 
     def __iter__(self) -> Self:
         return self

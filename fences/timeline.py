@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from fences.clock import checked_int, checked_time, now_ns
 from fences.fence import SyncFence
@@ -64,6 +64,12 @@ class Timeline:
         self._failure: Failure | None = None
         self._pending: dict[int, PointFence] = {}
         self._heap: list[int] = []  # The keys of `_pending`, and at most as many points that were forgotten.
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to be copied, or pickled as an argument of a process: no code would advance the copy."""
+        raise TypeError(
+            f"{type(self).__name__}: a timeline cannot be copied or pickled; fences.send_fence sends its fences to a process"
+        )
 
     @property
     def name(self) -> str:

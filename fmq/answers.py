@@ -13,7 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fmq._native import Answers as _Answers
 from fmq._native import Permit, Slots
@@ -46,6 +46,15 @@ class Answers(_Answers):
     def __init__(self, reports: bool = False) -> None:
         super().__init__(reports)
         self._checked: set[int] = set()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to be copied or pickled: the table belongs to the thread that serves."""
+        raise TypeError(
+            "answers: cannot be copied or pickled; add the messages to a table of the other process"
+        )
+
+    def __repr__(self) -> str:
+        return f"<fmq.Answers to {self.count} messages>"
 
     def add(
         self,

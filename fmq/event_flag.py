@@ -14,6 +14,7 @@ Source: libfmq's EventFlag.
 from __future__ import annotations
 
 import enum
+from typing import NoReturn
 
 from fmq._native import FlagWord
 from fmq.errors import InvalidArgument
@@ -49,5 +50,11 @@ class EventFlag(FlagWord):
             raise InvalidArgument("event flag: expected 4 bytes of shared memory, got None")
         super().__init__(memory)
 
+    def __reduce__(self) -> NoReturn:
+        """Refuses to be copied or pickled: its word is memory that it shares."""
+        raise TypeError(
+            "event flag: cannot be copied or pickled; fmq.passing.send_queue sends its queue to a process"
+        )
+
     def __repr__(self) -> str:
-        return f"<fmq.EventFlag at {id(self):#x}>"
+        return "<fmq.EventFlag>"

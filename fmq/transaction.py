@@ -13,7 +13,7 @@ Source: libfmq's MemTransaction.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from fmq.errors import InvalidArgument
 
@@ -38,6 +38,13 @@ class Transaction:
         self.regions = regions
         self.count = count
         self.quantum_bytes = quantum_bytes
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to be copied or pickled: its regions are memory of the queue."""
+        raise TypeError("transaction: cannot be copied or pickled; bytes(region) copies a region")
+
+    def __repr__(self) -> str:
+        return f"<fmq.Transaction of {self.count} x {self.quantum_bytes} bytes>"
 
     @property
     def first(self) -> memoryview:

@@ -29,6 +29,7 @@ from aionn.media.live.worker import outlast
 from aionn.media.pacing import OneConsumer
 from aionn.platform.loops import is_cancelled
 from aionn.platform.numbers import checked_seconds
+from aionn.platform.process_bound import InThisProcess
 
 __all__ = ["JoinStatistics", "Joined", "Pair", "TimeJoin", "joined"]
 
@@ -203,10 +204,12 @@ def joined(
     return Joined(first, second, TimeJoin(tolerance_ns, wait_ns), stamp, now)
 
 
-class Joined(AsyncIterator[Pair[A, B]]):
+class Joined(InThisProcess, AsyncIterator[Pair[A, B]]):
     """Pairs of two sources; made by ``joined``. Leaving it ends its tasks, and neither source: the reads that are in progress are
     cancelled, and one that does not return within ``CLOSE_S_MAX`` is left to itself.
     """
+
+    INSTEAD = "open one in the other process; its items can be copied and pickled"
 
     def __init__(
         self,
@@ -227,6 +230,9 @@ class Joined(AsyncIterator[Pair[A, B]]):
         self._has_first_ended = False
         self._error: Exception | None = None
         self._was_entered = False
+
+    def __repr__(self) -> str:
+        return f"<Joined {'entered' if self._was_entered else 'new'}, paired {self._join.paired}, unmatched {self._join.unmatched}>"
 
     def statistics(self) -> JoinStatistics:
         """Counts so far."""

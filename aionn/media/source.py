@@ -38,6 +38,7 @@ from aionn.media.pacing import (
     checked_queue_max,
 )
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
+from aionn.platform.process_bound import InThisProcess
 
 __all__ = ["Source"]
 
@@ -50,12 +51,14 @@ T = TypeVar("T", Frame, AudioWindow)
 Made = tuple[int, T, int]  # when due, counted from the start; the item; when it was ready
 
 
-class Source(Generic[T]):
+class Source(InThisProcess, Generic[T]):
     """Presents items of a medium at its natural pace: ``async with source as items: async for item in items``.
 
     The clock starts with the first item, when ``async with`` is entered. A source is entered once, and read by one consumer at a
     time.
     """
+
+    INSTEAD = "open one in the other process; its items can be copied and pickled"
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ import weakref
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -28,6 +28,7 @@ import anyio.lowlevel
 from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import Launch
 from aionn.platform.loops import Home, finish
+from aionn.platform.process_bound import InThisProcess
 from aionn.realtime import PageLocks
 from fences import FenceStatus, SyncFence
 from fences.waiting import separate_at_fork
@@ -73,19 +74,6 @@ class Waiter:
         """Wakes it. Idempotent; nothing happens where it was cancelled."""
         if not self.future.done():
             self.future.set_result(None)
-
-
-class InThisProcess:
-    """An object of a runtime: it belongs to the event loop and the devices of the process that opened the runtime."""
-
-    __slots__ = ()
-
-    def __reduce__(self) -> NoReturn:
-        """Refuses to be copied, or pickled as an argument of a process: the copy would have no event loop and no devices."""
-        raise TypeError(
-            f"{type(self).__name__}: cannot be copied or pickled; "
-            "open a runtime in the other process, or share a device by aionn serve"
-        )
 
 
 class Background:

@@ -21,7 +21,8 @@ import numpy as np
 from aionn.errors import InvalidArgument, class_text, shortages_raised
 from aionn.hal import Model, Priority, check_fences
 from aionn.platform.loops import finish, finish_all
-from aionn.runtime.background import Background, InThisProcess
+from aionn.platform.process_bound import InThisProcess
+from aionn.runtime.background import Background
 from aionn.runtime.clock import check_deadline, duration_to_ns
 from aionn.runtime.executions.burst import Burst
 from aionn.runtime.executions.execution import Execution, start

@@ -13,7 +13,7 @@ from aionn.hal import (
     DeviceType,
     FeatureLevel,
 )
-from aionn.runtime.background import InThisProcess
+from aionn.platform.process_bound import InThisProcess
 from aionn.runtime.clock import now_ns
 from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.runtime.settings import ExecutionPath

@@ -214,16 +214,16 @@ class Runtime(InThisProcess):
         self._metrics = None if metrics is None else RuntimeMetrics(metrics)
         self._listeners = checked_listeners(telemetry)
         self.settings = Settings() if settings is None else settings
-        self._trace = trace
-        self._owns_trace = False
-        self._was_started = False
-        self._drivers = drivers
-        self._given = tuple(given)
+        self._owns_trace = self._was_started = False
+        self._drivers, self._given, self._trace = drivers, tuple(given), trace
         self._found = Discovery(self.settings, isolation, is_asked_for=is_asked_for)
-        self._background = Background()
-        self._compilations: weakref.WeakSet[Compilation] = weakref.WeakSet()
+        self._background, self._compilations = Background(), weakref.WeakSet[Compilation]()
         self._realtime = RuntimeRealtime(self.settings.realtime, self.settings.collector)
         self._background.locks = self._realtime.locks
+
+    def __repr__(self) -> str:
+        state = "open" if self.is_open else "closed" if self._was_started else "not opened"
+        return f"<Runtime {state}, {', '.join(device.name for device in self._found.devices) or 'no device'}>"
 
     @property
     def devices(self) -> tuple[RuntimeDevice, ...]:

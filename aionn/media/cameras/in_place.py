@@ -34,6 +34,7 @@ from aionn.media.cameras.pixels import BYTES_PER_PIXEL
 from aionn.media.cameras.system import System
 from aionn.media.live.capture import Grab, SourceUnavailable
 from aionn.media.records import Frame
+from aionn.platform.process_bound import InThisProcess
 
 __all__ = ["CaptureMemory", "InPlaceCapture", "in_place_format", "open_in_place"]
 
@@ -50,7 +51,7 @@ FORMATS: dict[int, tuple[PixelFormat, ...]] = {1: ("GREY",), 2: ("YUYV", "UYVY")
 Pixels = npt.NDArray[np.uint8]
 
 
-class CaptureMemory:
+class CaptureMemory(InThisProcess):
     """Arrays that a camera's driver fills in place, for ``camera(into=...)``.
 
     A frame of such a camera is one of the arrays: ``frame.data`` is a read-only view of it, valid until ``release``. The driver has
@@ -68,6 +69,8 @@ class CaptureMemory:
     Raises:
         InvalidArgument: The arrays cannot be filled so.
     """
+
+    INSTEAD = "make one in the other process; frames can be copied and pickled"
 
     def __init__(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
         where = "aionn.media.CaptureMemory"
@@ -87,6 +90,10 @@ class CaptureMemory:
         self._numbers = {address: number for number, address in enumerate(self._addresses)}
         self._lent: set[int] = set()
         self._capture: InPlaceCapture | None = None
+
+    def __repr__(self) -> str:
+        width, height = self.size
+        return f"<CaptureMemory {len(self)} arrays of {width} x {height} x {self.channels}, lent {len(self._lent)}>"
 
     def __len__(self) -> int:
         return len(self._arrays)

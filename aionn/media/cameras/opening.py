@@ -43,6 +43,7 @@ from aionn.media.live.worker import Worker
 from aionn.media.network_streams.addresses import masked
 from aionn.media.pacing import Keep, checked_keep
 from aionn.media.records import Frame
+from aionn.platform.process_bound import InThisProcess
 
 __all__ = ["CameraWatch", "camera", "camera_controls", "list_cameras", "set_camera_controls"]
 
@@ -311,7 +312,7 @@ async def _asked(run: Callable[[], _T], what: str) -> _T:
         await worker.aclose(_nothing, OPEN_S_MAX)
 
 
-class CameraWatch:
+class CameraWatch(InThisProcess):
     """The cameras of this machine, now and whenever one is plugged in or unplugged: ``async with CameraWatch() as changes: async
     for cameras in changes``. The kernel reports the changes (inotify); nothing is asked again and again.
 
@@ -319,11 +320,16 @@ class CameraWatch:
         system: The system calls; for tests.
     """
 
+    INSTEAD = "open one in the other process; its items can be copied and pickled"
+
     def __init__(self, *, system: System | None = None) -> None:
         self._system = _checked_system(system, "aionn.media.CameraWatch")
         self._watch: DeviceWatch | None = None
         self._cameras: list[CameraInfo] | None = None
         self._is_due = True
+
+    def __repr__(self) -> str:
+        return f"<CameraWatch {'closed' if self._watch is None else 'open'}>"
 
     async def __aenter__(self) -> Self:
         """Begins to watch.

@@ -41,6 +41,7 @@ from aionn.media.live.statistics import LiveStatistics
 from aionn.media.live.worker import Call, Worker, outlast
 from aionn.media.pacing import Keep, OneConsumer, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame
+from aionn.platform.process_bound import InThisProcess
 
 __all__ = ["LiveSource"]
 
@@ -81,12 +82,14 @@ LOST_MAX = 1_000_000
 T = TypeVar("T", Frame, AudioWindow)
 
 
-class LiveSource(Generic[T]):
+class LiveSource(InThisProcess, Generic[T]):
     """Items of a camera, a microphone or a network stream: ``async with source as items: async for item in items``.
 
     A source is entered once, and read by one consumer at a time. While it is lost the iterator waits; the first item afterwards has
     ``follows_gap``.
     """
+
+    INSTEAD = "open one in the other process; its items can be copied and pickled"
 
     def __init__(
         self,

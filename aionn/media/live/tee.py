@@ -29,6 +29,7 @@ from aionn.errors import GeneralFailure, InvalidArgument, class_text
 from aionn.media.live.worker import outlast
 from aionn.media.pacing import OneConsumer, PresentationQueue, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
+from aionn.platform.process_bound import InThisProcess
 
 __all__ = ["Branch", "Tee", "tee"]
 
@@ -67,8 +68,10 @@ def tee(source: AsyncIterable[T]) -> Tee[T]:
     return Tee(source)
 
 
-class Tee(Generic[T]):
+class Tee(InThisProcess, Generic[T]):
     """Reads a source and puts each item into every branch. Made by `tee`; entered once."""
+
+    INSTEAD = "open one in the other process; its items can be copied and pickled"
 
     def __init__(self, source: AsyncIterable[T]) -> None:
         self._source: AsyncIterable[T] = source
@@ -186,12 +189,14 @@ class Tee(Generic[T]):
         self._branches.clear()
 
 
-class Branch(AsyncIterator[T]):
+class Branch(InThisProcess, AsyncIterator[T]):
     """The items of a tee for one consumer. Made by `Tee.branch`.
 
     ``async with`` closes it at the end of the block. ``break`` alone leaves it open while something refers to it; it then holds
     its newest item.
     """
+
+    INSTEAD = "call tee.branch() for another consumer; its items can be copied and pickled"
 
     def __init__(self, queue: PresentationQueue[T], forget: Callable[[Branch[T]], None]) -> None:
         self._queue = queue

@@ -30,6 +30,7 @@ from aionn.media.live.worker import Call, Worker
 from aionn.media.recording.items import Item, Kind, encoded_head, encoded_item, kind_of
 from aionn.media.records import AudioWindow, Frame
 from aionn.platform.files import creation_error
+from aionn.platform.process_bound import InThisProcess
 
 __all__ = ["Recorder", "RecordingStatistics", "record"]
 
@@ -158,8 +159,10 @@ def _write_all(fd: int, parts: list[Any]) -> int:
     return len(data) + len(parts[-1])
 
 
-class Recorder:
+class Recorder(InThisProcess):
     """Writes items into a file. Made by `record`; entered once."""
+
+    INSTEAD = "make one in the other process, with a file of its own"
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -97,22 +97,23 @@ class Burst(InThisProcess):
         if not 1 <= slots <= SLOTS_MAX:
             raise InvalidArgument(f"burst: expected from 1 to {SLOTS_MAX} slots, got {slots}")
         check_known_shapes(plan)
-        self._background = background
-        self._plan, self._owner = plan, owner
+        self._background, self._plan, self._owner = background, plan, owner
         self._inputs = plan.inputs
         self._needed = functools.cache(functools.partial(needed_inputs, plan.model))
-        self._priority = priority
+        self._priority, self._figures = priority, figures
         self._polling = polling or {}
-        self._figures = figures
         self._pool = SlotPool(background, slots)
         self._opening = anyio.Lock(fast_acquire=True)
         # The plan that frames use now is the last one; those before it are used by frames that have not ended.
         self._plans: list[OpenedPlan] = []
-        self._was_entered = False
         self._streams: set[StreamPump] = set()
         self._on_close = on_close
-        self._closed = False
+        self._was_entered = self._closed = False
         self._finalizer = close_when_dropped(self, background, functools.partial(_close_all, self._plans))
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open" if self._was_entered else "not entered"
+        return f"<Burst {state}, on {self._plan.device_names}, {len(self._streams)} streams>"
 
     @property
     def _opened(self) -> list[list[DeviceBurst] | InterpretedBurst]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aionn.errors import Error, ErrorStatus, ExecutionCancelled, GeneralFailure
 from aionn.hal import Priority, duration_text
-from aionn.runtime.background import InThisProcess
+from aionn.platform.process_bound import InThisProcess
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.failures import clear_frames, own_error
 from aionn.runtime.executions.job import ExecutionJob, run_job
@@ -67,6 +67,14 @@ class Execution(InThisProcess):
         self._has_begun = False
         job.background.starting_count += 1
         self._task = job.background.start_execution(self._run(), self._end)
+
+    def __repr__(self) -> str:
+        state = self.state.name.lower()
+        return (
+            f"<Execution {state}>"
+            if self._failure is None
+            else f"<Execution {state}: {type(self._failure).__name__}>"
+        )
 
     @property
     def state(self) -> ExecutionState:

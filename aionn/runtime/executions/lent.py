@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority
+from aionn.platform.process_bound import InThisProcess
 from aionn.runtime.clock import check_deadline
 from aionn.runtime.executions.results import Result, flag_of, priority_of
 from aionn.runtime.executions.slot_pool import FrameBuffer, SlotPool
@@ -26,7 +27,7 @@ RunSlot = Callable[[FrameBuffer, int | None, Priority | None, bool], Coroutine[A
 """Executes what is in a buffer: ``(buffer, deadline, priority, measure)``."""
 
 
-class LentSlot:
+class LentSlot(InThisProcess):
     """A slot of a burst that is lent to a user. Made by ``Burst.lend``; use it with ``with``, or close it. One that is dropped is
     given back as well, soon after, also where one of its ``inputs`` is still referred to.
 
@@ -38,6 +39,8 @@ class LentSlot:
     Attributes:
         inputs: Writable views of the inputs, in the model's order. The driver process maps the same memory.
     """
+
+    INSTEAD = "its inputs are arrays, which can be copied"
 
     def __init__(self, pool: SlotPool, buffer: FrameBuffer, run: RunSlot) -> None:
         self._pool = pool
@@ -87,10 +90,6 @@ class LentSlot:
         buffer = self._buffer
         if buffer is not None:
             self._pool.give_back(buffer, is_collected=True)
-
-    def __reduce__(self) -> NoReturn:
-        """Refuses to be copied: the slot would be given back twice."""
-        raise TypeError("LentSlot: a slot that is lent cannot be copied or pickled")
 
     def __enter__(self) -> Self:
         return self

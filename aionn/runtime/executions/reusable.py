@@ -17,6 +17,7 @@ import msgspec
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority, dimensions_are_known
+from aionn.platform.process_bound import InThisProcess
 from aionn.runtime.background import Background
 from aionn.runtime.clock import check_deadline, duration_to_ns
 from aionn.runtime.executions.job import ExecutionJob, run_job
@@ -31,7 +32,7 @@ MakeJob = Callable[[RequestArea, bool, int | None, int | None, PriorityName | Pr
 time-out, the deadline and the priority."""
 
 
-class ReusableExecution:
+class ReusableExecution(InThisProcess):
     """The same execution again and again, one computation at a time, without a copy. Made by ``Compilation.reusable``.
 
     Args:
@@ -71,6 +72,10 @@ class ReusableExecution:
         self.inputs = tuple(self._area.view(key) for key in plan.model.main.input_indexes)
         self.outputs: tuple[Array, ...] = ()
         self._job: ExecutionJob | None = None
+
+    def __repr__(self) -> str:
+        state = "not executed" if self._job is None else self._job.state.name.lower()
+        return f"<ReusableExecution {state}, {', '.join(str(list(view.shape)) for view in self.inputs)}>"
 
     async def execute(
         self, *, deadline: int | None = None, priority: PriorityName | Priority | None = None

@@ -26,12 +26,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
 from aionn.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import NO_TIMING
+from aionn.platform.process_bound import InThisProcess
 from aionn.runtime.background import Background, Cancelled, Task, Waiter, failure_of
 from aionn.runtime.clock import check_deadline, now_ns
 from aionn.runtime.executions.results import Result, Status, StreamResult, StreamStatistics
@@ -487,7 +488,7 @@ def _kept(array: Array) -> Array:
     return copy
 
 
-class Stream(AsyncIterator[StreamResult[_T]]):
+class Stream(InThisProcess, AsyncIterator[StreamResult[_T]]):
     """The results of a stream; made by ``Burst.stream``. A stream that is dropped ends.
 
     One that is broken off, by ``break`` or by a cancellation, and still referred to (by a name, or by the traceback of a kept
@@ -495,11 +496,19 @@ class Stream(AsyncIterator[StreamResult[_T]]):
     slots go to executions that wait for one. ``async with`` and ``aclose`` end it at a known time.
     """
 
+    INSTEAD = "its results can be, and each process streams in a burst of its own"
+
     def __init__(self, pump: StreamPump) -> None:
         self._pump = pump
         self._home = pump.home
         self._asked = False
         self._counts = {"on_time": 0, "late": 0, "dropped": 0, "lost": 0}
+
+    def __repr__(self) -> str:
+        state = "ended" if self._pump.is_over else "open"
+        return (
+            f"<{type(self).__name__} {state}, {', '.join(f'{kind} {n}' for kind, n in self._counts.items())}>"
+        )
 
     def __aiter__(self) -> Self:
         return self
@@ -567,10 +576,6 @@ class Stream(AsyncIterator[StreamResult[_T]]):
             value is None or self._home.is_here
         ):  # A forked child leaves with an error of its own: that counts.
             self.cancel()
-
-    def __reduce__(self) -> NoReturn:
-        """Refuses to be copied: the stream ends, without an error, when one of its objects is dropped."""
-        raise TypeError(f"{type(self).__name__}: a stream cannot be copied or pickled")
 
     def statistics(self) -> StreamStatistics:
         """Counts so far."""

@@ -15,13 +15,14 @@ from typing import Any, Self
 import numpy.typing as npt
 
 from aionn.hal import Memory
+from aionn.platform.process_bound import InThisProcess
 
 __all__ = ["MappedMemory"]
 
 Array = npt.NDArray[Any]
 
 
-class MappedMemory:
+class MappedMemory(InThisProcess):
     """Memory with an array in it. Close it, or use it with ``with``.
 
     Args:
@@ -33,9 +34,15 @@ class MappedMemory:
         array: The values; the next execution reads the values written here.
     """
 
+    INSTEAD = "copy its array, or make one in the other process"
+
     def __init__(self, memory: Memory, array: Array) -> None:
         self.memory = memory
         self.array = array
+
+    def __repr__(self) -> str:
+        state = "closed" if self.memory.is_closed else "open"
+        return f"<{type(self).__name__} {self.array.dtype} {list(self.array.shape)}, {state}>"
 
     async def read(self) -> Array:
         """A copy of the values, without gaps."""

@@ -33,6 +33,7 @@ from aionn.hal import (
     operand_size_bytes,
     whole_number,
 )
+from aionn.platform.process_bound import InThisProcess
 from aionn.runtime.memory.arguments import Binding, TensorSpec
 from aionn.runtime.memory.images import ImageMemory, check_array, check_like, fitted
 from aionn.runtime.memory.mapped import MappedMemory
@@ -155,7 +156,7 @@ class SharedMemory(MappedMemory):
         return Binding(self.memory, self._location, self.array.shape, self.array)
 
 
-class DeviceMemory:
+class DeviceMemory(InThisProcess):
     """Memory that a device manages. Close it with ``aclose``.
 
     Attributes:
@@ -171,6 +172,9 @@ class DeviceMemory:
         self._buffer = buffer
         self._roles = roles
         self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<DeviceMemory {self.spec} on {self.device}, {'closed' if self._closed else 'open'}>"
 
     def _check_open(self, where: str) -> None:
         if self._closed:
