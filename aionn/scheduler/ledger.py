@@ -38,6 +38,9 @@ from aionn.scheduler.reservations.windows import PhasedServer
 
 __all__ = ["RESERVATIONS_MAX", "SILENCE_NS", "Ledger", "Reservation", "ReservableSlot"]
 
+NAMES_SHOWN_MAX = 4
+"""Streams that the message about a reached quota lists: a reader finds the one to end among them."""
+
 RESERVATIONS_MAX = 1024
 """Most reservations of one ledger: far more streams than fit, and the memory that clients can cause is some 100 KB."""
 
@@ -311,14 +314,20 @@ class Ledger:
         """The share that a client may still get, None for any; and the reason for which it gets no more."""
         left_ppm, text = None, ""
         for quota_ppm, holder, held_ppm in (
-            (self._quota_ppm, f'client "{client}" holds', self.client_ppm(client)),
-            (self._user_quota_ppm, f'clients of user "{user}" hold', self.user_ppm(user)),
+            (self._quota_ppm, self._streams_of(client), self.client_ppm(client)),
+            (self._user_quota_ppm, f"all processes of the user {user} hold", self.user_ppm(user)),
         ):
             if quota_ppm is not None and (left_ppm is None or quota_ppm - held_ppm < left_ppm):
                 left_ppm = quota_ppm - held_ppm
                 held, quota = held_ppm / SHARE_PPM, quota_ppm / SHARE_PPM
                 text = f"{holder} a share of {held:.3f} of a slot and may hold {quota:.3f}; this stream needs more than the rest"
         return left_ppm, text
+
+    def _streams_of(self, client: str) -> str:
+        """The streams of a client as the subject of a sentence to it; another one does not get their names."""
+        names = [f'"{r.terms.name}"' for r in self.reservations() if r.client == client]
+        more = f" and {len(names) - NAMES_SHOWN_MAX} more" if len(names) > NAMES_SHOWN_MAX else ""
+        return f"the streams of this process ({', '.join(names[:NAMES_SHOWN_MAX]) or 'none yet'}{more}) hold"
 
     def _slots_that_fit(self, terms: StreamTerms, elsewhere: Mapping[int, SlotCost]) -> tuple[str, ...]:
         found = []

@@ -90,7 +90,7 @@ async def objects(tmp_path: Any) -> AsyncIterator[dict[type, Any]]:
             aionn.media.camera(), aionn.media.synthetic_video(size=(8, 8), frames=1),
             aionn.media.joined(items(), items(), tolerance_s=0.1),
             aionn.media.record(tmp_path / "file"), aionn.media.CameraWatch(),
-            aionn.media.CaptureMemory(np.zeros((3, 4, 4, 3), np.uint8)),
+            aionn.media.CaptureMemory([np.zeros((4, 4, 3), np.uint8) for _ in range(3)]),
             timeline, timeline.fence(1), fences.SyncFence(), fences.SyncFence().then(lambda: None),
             fences.Chain(), queue, writing, fmq.Answers(),
             fmq.EventFlag(memoryview(bytearray(4))),

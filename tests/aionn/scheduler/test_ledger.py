@@ -83,7 +83,8 @@ def test_client_holds_no_more_than_its_quota():
     book = ledger("a", "b", quota_ppm=500_000)
     book.admit(terms("one"), {0: cost(40)}, now_ns=0, client="greedy")
     with pytest.raises(
-        NotAdmitted, match=r'client "greedy" holds a share of 0.400 of a slot and may hold 0.500'
+        NotAdmitted,
+        match=r'the streams of this process \("one"\) hold a share of 0.400 of a slot and may hold 0.500',
     ):
         book.admit(terms("two"), {0: cost(20), 1: cost(20)}, now_ns=0, client="greedy")
     # A slot on which it takes less is within the quota.

@@ -220,15 +220,20 @@ async def test_processes_of_a_user_hold_no_more_than_the_share_of_users() -> Non
 
     assert (await asked(clients[0], 6 * MS)).reserved is not None
     refusal = (await asked(clients[1], 3 * MS)).refusal
-    assert 'clients of user "1000" hold a share of 0.600 of a slot and may hold 0.800' in refusal.message
+    assert (
+        "all processes of the user 1000 hold a share of 0.600 of a slot and may hold 0.800" in refusal.message
+    )
     refusal = (await asked(clients[0], 2 * MS)).refusal
-    assert 'client "pid 0" holds a share of 0.600 of a slot and may hold 0.750' in refusal.message
+    assert (
+        'the streams of this process ("gate") hold a share of 0.600 of a slot and may hold 0.750'
+        in refusal.message
+    )
     own = (await asked(clients[1], 2 * MS)).reserved.reservation
     assert (await asked(clients[2], MS)).reserved is not None
     less = Change(own, msgspec.structs.replace(HALF, duration_ns=MS))
     assert not (await clients[1].handle(less, channel)).reserved.is_new
     more = Change(own, HALF)
-    assert "of user" in (await clients[1].handle(more, channel)).refusal.message
+    assert "of the user" in (await clients[1].handle(more, channel)).refusal.message
 
 
 async def test_processes_of_a_user_have_a_bounded_number_of_reservations(
