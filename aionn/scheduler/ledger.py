@@ -201,6 +201,20 @@ class Ledger:
         self._seen_ns[found.number] = now_ns
         return found
 
+    def slot_that_fits(self, terms: StreamTerms, costs: Mapping[int, SlotCost]) -> int | None:
+        """The first slot on which a stream fits, whatever the quotas; None where there is none. Reserves nothing, and costs a part
+        of a refusal, which states a reason and counter-offers.
+
+        Args:
+            terms: The stream.
+            costs: As for ``admit``.
+        """
+        self._check_slots(tuple(costs))
+        for slot, cost in costs.items():
+            if self._is_up[slot] and self._test(slot).fits(Demand(terms, self._cost_on(slot, cost))):
+                return slot
+        return None
+
     def change(
         self,
         number: int,

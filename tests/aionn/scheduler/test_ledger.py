@@ -48,6 +48,20 @@ def test_refusal_changes_nothing_and_carries_reason_and_offers():
     assert book.admit(terms("new", 100, 50), {0: cost(10)}, now_ns=0).verdict.slack_ns == 0
 
 
+def test_slot_that_fits_is_found_as_by_an_admission_and_nothing_is_reserved():
+    book = ledger("npu/0", "gpu/0")
+    costs = {0: cost(40), 1: cost(40)}
+    for expected in (0, 0, 1, 1):
+        assert book.slot_that_fits(terms(), costs) == expected
+        assert book.admit(terms(), costs, now_ns=0).slot == expected
+    assert book.slot_that_fits(terms(), costs) is None
+    assert book.counts() == {**book.counts(), "admitted": 4, "refused": 0}
+    book.withdraw(0)
+    assert book.slot_that_fits(terms(), {0: cost(1)}) is None
+    with pytest.raises(InvalidArgument):
+        book.slot_that_fits(terms(), {2: cost(1)})
+
+
 def test_whole_frame_blocks_where_the_device_cannot_preempt():
     book = Ledger([ReservableSlot("dsp/0", can_preempt=False)])
     book.admit(terms("long", 200), {0: cost(60, 1)}, now_ns=0)

@@ -1,0 +1,113 @@
+"""The nodes that are tried first for a stream, without a look at all of them.
+
+Owns the order. Nodes of one kind of device, whose links are alike to a factor of two, form a group; in it the node with the largest
+free share of a slot is next: load is spread, so that a lost node has few streams and each frame much slack. Pure.
+
+Invariants:
+1. A step costs the logarithm of the number of nodes, and there are no more groups than kinds of devices times kinds of links,
+   however many nodes there are.
+2. A node that is not offered is not found; one is offered once until it is offered anew.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from aionn.scheduler.fleet.transfer import NodeLink
+
+__all__ = ["Candidates", "Group"]
+
+STALE_MIN = 64
+"""Entries of a group that are out of date before it is rebuilt: below that a rebuild costs more than they do."""
+
+
+class Group(NamedTuple):
+    """Nodes that are alike.
+
+    Attributes:
+        kind: The kind of their devices.
+        latency_ns: None has a link with a smaller latency.
+        bytes_per_s: None has one with a larger bandwidth; 0 means no limit.
+    """
+
+    kind: str
+    latency_ns: int
+    bytes_per_s: int
+
+    @classmethod
+    def of(cls, kind: str, link: NodeLink) -> Group:
+        """The group of a node."""
+        latency_ns, rate = link.latency_ns, link.bytes_per_s
+        return cls(
+            kind, 1 << latency_ns.bit_length() - 1 if latency_ns else 0, 1 << rate.bit_length() if rate else 0
+        )
+
+    def least_ns(self, up_bytes: int, down_bytes: int) -> int:
+        """The least time of a frame on the way to a node of the group and back."""
+        rate = self.bytes_per_s
+        return 2 * self.latency_ns + ((up_bytes + down_bytes) * 10**9 // rate if rate else 0)
+
+
+class Candidates:
+    """The nodes of a fleet, by group and by free share."""
+
+    def __init__(self) -> None:
+        self._heaps: dict[Group, list[tuple[int, int, str]]] = {}
+        self._current: dict[str, tuple[Group, tuple[int, int, str]]] = {}
+        self._sizes: dict[Group, int] = {}
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        """Number of nodes that are offered."""
+        return len(self._current)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups with a node that is offered."""
+        return tuple(group for group, size in self._sizes.items() if size)
+
+    def offer(self, node: str, group: Group, free_ppm: int) -> None:
+        """A node can be found from now on, with this share free."""
+        self.withdraw(node)
+        entry = (-free_ppm, next(self._numbers), node)
+        self._current[node] = group, entry
+        self._sizes[group] = self._sizes.get(group, 0) + 1
+        heap = self._heaps.setdefault(group, [])
+        heapq.heappush(heap, entry)
+        if len(heap) > 2 * self._sizes[group] + STALE_MIN:
+            heap[:] = [held for held in heap if self._is_current(held)]
+            heapq.heapify(heap)
+
+    def withdraw(self, node: str) -> None:
+        """A node is not found any more. Idempotent."""
+        found = self._current.pop(node, None)
+        if found is not None:
+            self._sizes[found[0]] -= 1
+
+    def first(self, group: Group, least_ppm: int, count: int) -> Iterator[str]:
+        """The nodes of a group with the largest free shares, which must be offered or withdrawn by the caller afterwards.
+
+        Args:
+            group: The group.
+            least_ppm: Nodes with a smaller share are left out.
+            count: Most nodes.
+        """
+        heap = self._heaps.get(group, [])
+        while heap and count:
+            free_ppm, _, node = heap[0]
+            if not self._is_current(heap[0]):
+                heapq.heappop(heap)
+                continue
+            if -free_ppm < least_ppm:
+                return
+            heapq.heappop(heap)
+            self.withdraw(node)
+            count -= 1
+            yield node
+
+    def _is_current(self, entry: tuple[int, int, str]) -> bool:
+        found = self._current.get(entry[2])
+        return found is not None and found[1] == entry
