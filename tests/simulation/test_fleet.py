@@ -1,0 +1,48 @@
+"""A fleet in virtual time: no admitted frame is lost, whatever dies, and a run repeats."""
+
+import pytest
+
+from aionn.scheduler.fleet.plan import TESTS_MAX
+from aionn.scheduler.fleet.transfer import NodeLink
+from aionn.simulation.fleet import FleetRun, draw_fleet
+
+MS = 1_000_000
+
+
+def test_no_admitted_frame_is_lost_when_nodes_die_and_each_stream_goes_on_or_has_a_reason():
+    fleet = draw_fleet(20, 160, seed=3)
+    run = FleetRun(fleet, span_ns=500 * MS, seed=3, deaths=4)
+    run.run()
+    assert run.outcomes["lost"] == 0 and run.labelled == 0
+    assert run.outcomes["on_time"] > 400 and run.outcomes["withdrawn"] > 0 and run.moved > 0
+    names = {stream.terms.name for stream in fleet.streams}
+    assert {*run.plan.places, *run.refused} == names
+    assert not run.plan.places.keys() & run.refused.keys()
+    assert run.tests_max <= TESTS_MAX
+
+
+def test_a_run_repeats():
+    outcomes = []
+    for _ in range(2):
+        run = FleetRun(draw_fleet(8, 60, seed=1), span_ns=300 * MS, seed=1, deaths=1)
+        run.run()
+        outcomes.append((run.outcomes, [(name, place.node) for name, place in run.plan.places.items()]))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_plan_that_takes_the_network_for_quicker_than_it_is_loses_frames():
+    fleet = draw_fleet(8, 80, seed=2)
+    slow = [NodeLink(latency_ns=18 * MS, jitter_ns=9 * MS, bytes_per_s=20_000_000)] * len(fleet.nodes)
+    run = FleetRun(fleet, span_ns=300 * MS, seed=2)
+    run.run_plan()
+    run.delay_links(slow)
+    run.run_frames()
+    assert run.outcomes["lost"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+def test_no_admitted_frame_is_lost_in_large_fleets(seed: int):
+    run = FleetRun(draw_fleet(100, 1000, seed), span_ns=1000 * MS, seed=seed, deaths=10)
+    run.run()
+    assert run.outcomes["lost"] == 0 and run.labelled == 0
