@@ -2,8 +2,10 @@
 
 import pytest
 
-from aionn.scheduler.fleet.plan import TESTS_MAX
-from aionn.scheduler.fleet.transfer import NodeLink
+from aionn.errors import NotAdmitted
+from aionn.scheduler.admission import Demand, SlotCost, SlotTest
+from aionn.scheduler.fleet.plan import TESTS_MAX, FleetNode, FleetPlan, FleetStream
+from aionn.scheduler.fleet.transfer import LinkLoad, NodeLink, Way
 from aionn.simulation.fleet import FleetRun, draw_fleet
 
 MS = 1_000_000
@@ -46,3 +48,48 @@ def test_no_admitted_frame_is_lost_in_large_fleets(seed: int):
     run = FleetRun(draw_fleet(100, 1000, seed), span_ns=1000 * MS, seed=seed, deaths=10)
     run.run()
     assert run.outcomes["lost"] == 0 and run.labelled == 0
+
+
+def overlooked(nodes: int, seed: int) -> tuple[int, int, int]:
+    """Numbers of streams, of refusals, and of those refusals for which a look at every node finds a place."""
+    fleet = draw_fleet(nodes, 10 * nodes, seed)
+    plan, refused, wrong = FleetPlan(fleet.nodes), 0, 0
+    for stream in fleet.streams:
+        try:
+            plan.place(stream, now_ns=0)
+        except NotAdmitted:
+            refused += 1
+            wrong += any(has_room(plan, node, stream) for node in fleet.nodes)
+    return len(fleet.streams), refused, wrong
+
+
+def has_room(plan: FleetPlan, node: FleetNode, stream: FleetStream) -> bool:
+    """Whether a node takes a stream beside those that it has, by a plan of this node alone."""
+    if node.kind not in stream.costs:
+        return False
+    held = [plan.places[name] for name in plan.streams(node.name)]
+    load = LinkLoad(node.link)
+    for place in held:
+        load.add(place.way, place.reservation.terms)
+    way = Way.over(node.link, stream.up_bytes, stream.down_bytes)
+    terms = way.terms(stream.terms)
+    if terms is None or not load.has_room(way, terms):
+        return False
+    cost = stream.costs[node.kind]
+    if not node.can_preempt:
+        cost = SlotCost(duration_ns=cost.duration_ns, piece_ns=cost.duration_ns)
+    return any(
+        SlotTest(
+            [place.reservation.demand for place in held if place.reservation.slot == slot],
+            cap_ppm=node.cap_ppm,
+        ).fits(Demand(terms, cost))
+        for slot in range(node.slots)
+    )
+
+
+@pytest.mark.parametrize(("nodes", "seed"), [(10, 0), (10, 1), (60, 2)])
+def test_hardly_a_refusal_overlooks_a_node_with_room(nodes: int, seed: int):
+    streams, refused, wrong = overlooked(nodes, seed)
+    print(streams, refused, wrong)
+    assert refused > 0
+    assert wrong <= streams // 100

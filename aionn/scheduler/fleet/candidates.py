@@ -1,7 +1,8 @@
 """The nodes that are tried first for a stream, without a look at all of them.
 
 Owns the order. Nodes of one kind of device, whose links are alike to a factor of two, form a group; in it the node with the largest
-free share of a slot is next: load is spread, so that a lost node has few streams and each frame much slack. Pure.
+free share, of a slot or of its link, whichever is scarcer, is next: load is spread, so that a lost node has few streams and each
+frame much slack. Pure.
 
 Invariants:
 1. A step costs the logarithm of the number of nodes, and there are no more groups than kinds of devices times kinds of links,
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from aionn.scheduler.fleet.transfer import NodeLink
@@ -87,26 +87,20 @@ class Candidates:
         if found is not None:
             self._sizes[found[0]] -= 1
 
-    def first(self, group: Group, least_ppm: int, count: int) -> Iterator[str]:
-        """The nodes of a group with the largest free shares, which must be offered or withdrawn by the caller afterwards.
-
-        Args:
-            group: The group.
-            least_ppm: Nodes with a smaller share are left out.
-            count: Most nodes.
-        """
+    def free_ppm(self, group: Group) -> int | None:
+        """The largest free share in a group; None where it has no node that is offered."""
         heap = self._heaps.get(group, [])
-        while heap and count:
-            free_ppm, _, node = heap[0]
-            if not self._is_current(heap[0]):
-                heapq.heappop(heap)
-                continue
-            if -free_ppm < least_ppm:
-                return
+        while heap and not self._is_current(heap[0]):
             heapq.heappop(heap)
-            self.withdraw(node)
-            count -= 1
-            yield node
+        return -heap[0][0] if heap else None
+
+    def take(self, group: Group) -> str | None:
+        """The node of a group with the largest free share, which is withdrawn: the caller offers it anew afterwards."""
+        if self.free_ppm(group) is None:
+            return None
+        node = heapq.heappop(self._heaps[group])[2]
+        self.withdraw(node)
+        return node
 
     def _is_current(self, entry: tuple[int, int, str]) -> bool:
         found = self._current.get(entry[2])

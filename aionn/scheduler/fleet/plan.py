@@ -5,7 +5,8 @@ terms; the plan is one application's, as the ledgers of devices of nodes are. Pu
 
 Invariants:
 1. The streams of each node's slots pass the admission test together, and its link bears their frames.
-2. A decision tests at most ``TESTS_MAX`` nodes, however many there are; a refusal may therefore overlook a node.
+2. A decision looks at no more than ``LOOKS_MAX`` nodes and one, and tests the slots of at most ``TESTS_MAX``, however many there
+   are; a refusal may therefore overlook a node.
 3. A stream has at most one place. On a node that is lost it has none; on one that drains it keeps its place until another has
    admitted it.
 4. A call that raises changes nothing.
@@ -17,7 +18,8 @@ Source: partitioned scheduling, each stream on the node with the most room (wors
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -33,10 +35,18 @@ from aionn.scheduler.reservations.offers import offers_text
 __all__ = ["FleetNode", "FleetPlan", "FleetStream", "Moves", "NodeState", "Place"]
 
 TESTS_MAX = 16
-"""Most nodes that one decision tests: each takes some 100 microseconds, and the first has the most room of all that are alike."""
+"""Most nodes whose slots one decision tests: each takes some 100 microseconds, and the first has the most room of all that are
+alike."""
 
-TESTS_PER_GROUP_MAX = 4
-"""Most of them that are alike: where the emptiest do not take a stream, the others hardly do."""
+TESTS_PER_GROUP_MAX = 2
+"""Most of them that are alike while the quickest are tried: where the emptiest do not take a stream, the others hardly do."""
+
+LOOKS_MAX = 128
+"""Most nodes whose link and free share one decision looks at: each takes some ten microseconds, and those that have no room there
+use up no test."""
+
+LOOKS_PER_GROUP_MAX = 4
+"""Most of them that are alike while the quickest are tried, as for tests."""
 
 SLOTS_MAX = 64
 """Most slots of a node's device."""
@@ -157,7 +167,7 @@ class FleetPlan:
         nodes: The nodes; more can be added.
 
     Attributes:
-        tests: Number of nodes that the last decision has tested.
+        tests: Number of nodes whose slots the last decision has tested.
     """
 
     def __init__(self, nodes: Iterable[FleetNode] = ()) -> None:
@@ -243,7 +253,7 @@ class FleetPlan:
 
     def _offer(self, node: _Node) -> None:
         if node.state is NodeState.UP:
-            self._candidates.offer(node.node.name, node.group, max(node.free_ppm))
+            self._candidates.offer(node.node.name, node.group, min(max(node.free_ppm), node.load.free_ppm))
 
     def _by_falling_share(self, node: _Node) -> list[FleetStream]:
         shares = {name: self._places[name].reservation.demand.share_ppm for name in node.streams}
@@ -303,34 +313,66 @@ class FleetPlan:
         node.streams[stream.terms.name] = stream
         node.load.add(place.way, place.reservation.terms)
         self._places[stream.terms.name] = place
+        self._offer(node)
 
     def _found(self, stream: FleetStream, now_ns: int) -> Place:
         """A new reservation on the first node that takes a stream."""
         order = self._order(stream)
+        self.tests = 0
         if not order or order[0][0] > stream.terms.deadline_ns:
-            self.tests = 0
             raise self._unreachable(stream, order)
-        tested: list[_Node] = []
+        asked: list[_Node] = []
+        is_first_tested = False
         try:
-            for least_ns, group in order:
-                if least_ns > stream.terms.deadline_ns:
-                    break
-                own_ppm = Demand(stream.terms, stream.costs[group.kind]).share_ppm
-                count = min(TESTS_PER_GROUP_MAX, TESTS_MAX - 1 - len(tested))
-                for name in self._candidates.first(group, own_ppm, count):
-                    tested.append(self._nodes[name])
-                    if (place := self._tested(tested[-1], stream, now_ns)) is not None:
-                        return place
-            if not tested:
-                # No node has the share, but for the rounding of shares: the emptiest of the quickest states what is missing.
-                tested.append(self._nodes[next(self._candidates.first(order[0][1], -SHARE_PPM, 1))])
-                if (place := self._tested(tested[-1], stream, now_ns)) is not None:
+            for node in self._chosen(
+                [group for least_ns, group in order if least_ns <= stream.terms.deadline_ns]
+            ):
+                asked.append(node)
+                own_ppm = Demand(stream.terms, stream.costs[node.node.kind]).share_ppm
+                if own_ppm > max(node.free_ppm):
+                    continue
+                is_first_tested |= len(asked) == 1
+                if (place := self._tested(node, stream, now_ns)) is not None:
                     return place
+            # Its free share may be too small by rounding alone; and it states what is missing.
+            if not is_first_tested and (place := self._tested(asked[0], stream, now_ns)) is not None:
+                return place
         finally:
-            self.tests = len(tested)
-            for node in tested:
+            for node in asked:
                 self._offer(node)
-        raise self._refusal(stream, tested[0], now_ns)
+        raise self._refusal(stream, asked[0], len(asked), now_ns)
+
+    def _chosen(self, groups: list[Group]) -> Iterator[_Node]:
+        """The nodes to be looked at, each withdrawn from the candidates: the emptiest of the quickest groups for half of the looks
+        and tests, so that frames go short ways; then the emptiest of all, so that a fleet is used whatever its size.
+
+        Args:
+            groups: The groups, the quickest first.
+        """
+        looks = 0
+        for group in groups:
+            before = self.tests
+            for _ in range(LOOKS_PER_GROUP_MAX):
+                if looks >= LOOKS_MAX // 2 or self.tests >= min(before + TESTS_PER_GROUP_MAX, TESTS_MAX // 2):
+                    break
+                if (name := self._candidates.take(group)) is None:
+                    break
+                looks += 1
+                yield self._nodes[name]
+        heap: list[tuple[int, Group]] = []
+        for group in groups:
+            self._push(heap, group)
+        while heap and looks < LOOKS_MAX and self.tests < TESTS_MAX - 1:
+            group = heapq.heappop(heap)[1]
+            name = self._candidates.take(group)
+            assert name is not None, "groups on the heap have a node"
+            looks += 1
+            yield self._nodes[name]
+            self._push(heap, group)
+
+    def _push(self, heap: list[tuple[int, Group]], group: Group) -> None:
+        if (free_ppm := self._candidates.free_ppm(group)) is not None:
+            heapq.heappush(heap, (-free_ppm, group))
 
     def _order(self, stream: FleetStream) -> list[tuple[int, Group]]:
         """The groups that can run a stream, those with the shortest way and execution first."""
@@ -345,6 +387,7 @@ class FleetPlan:
         terms = way.terms(stream.terms)
         if terms is None or not node.load.has_room(way, terms):
             return None
+        self.tests += 1
         costs = node.costs(stream)
         slot = node.ledger.slot_that_fits(terms, costs)
         if slot is None:
@@ -365,10 +408,10 @@ class FleetPlan:
             f'stream "{name}": a frame takes at least {least} with its way over the network, and its deadline is {most}'
         )
 
-    def _refusal(self, stream: FleetStream, closest: _Node, now_ns: int) -> NotAdmitted:
+    def _refusal(self, stream: FleetStream, closest: _Node, asked: int, now_ns: int) -> NotAdmitted:
         name = stream.terms.name
         way = Way.over(closest.node.link, stream.up_bytes, stream.down_bytes)
-        tried = f"{self.tests} of {len(self._candidates)} nodes were tested"
+        tried = f"{asked} of {len(self._candidates)} nodes were tested"
         terms = way.terms(stream.terms)
         if terms is None:
             lost = duration_text(way.constant_ns + way.varies_ns)

@@ -121,6 +121,17 @@ class LinkLoad:
         self._bursts_ns = [0, 0]
         self._shares_ppm = [0, 0]
 
+    @property
+    def free_ppm(self) -> int:
+        """The part of the link that is free, in millionths: of the wait or of the share, in the direction with less of it."""
+        wait_ns = self._link.wait_ns
+        if not self._link.bytes_per_s:
+            return SHARE_PPM
+        if not wait_ns:
+            return 0
+        waits_ppm = (wait_ns - max(self._bursts_ns)) * SHARE_PPM // wait_ns
+        return min(waits_ppm, (CAP_PPM - max(self._shares_ppm)) * SHARE_PPM // CAP_PPM)
+
     def has_room(self, way: Way, terms: StreamTerms) -> bool:
         """Whether the link bears another stream.
 

@@ -269,6 +269,27 @@ def test_any_sequence_of_events_keeps_the_promises_and_the_bound(seed: int):
     assert len(plan.places) > 5
 
 
+def test_nodes_whose_links_are_full_do_not_hide_one_with_room():
+    large = {"duration_ms": 1, "up_bytes": 500_000}  # 4 of the 5 ms that a frame may wait for the link.
+    plan = FleetPlan([node(f"n{i}") for i in range(60)])
+    for number in range(60):
+        plan.place(stream(f"large{number}", **large), now_ns=0)
+    plan.add(node("last"))
+    plan.place(stream("load", duration_ms=24), now_ns=0)
+    assert plan.places["load"].node == "last"  # Its device has less room than the others, its link has more.
+    assert plan.place(stream("gate", **large), now_ns=0).node == "last"
+
+
+def test_many_kinds_of_links_without_room_do_not_hide_a_node_with_room():
+    near = [node(f"n{i}-{j}", latency_ms=0.01 * 2**i) for i in range(8) for j in range(4)]
+    plan = FleetPlan([*near, node("far", latency_ms=4)])
+    for number in range(len(near)):
+        plan.place(stream(f"s{number}", duration_ms=20, deadline_ms=34), now_ns=0)
+    assert plan.streams("far") == ()
+    # 40 % of each near device is free, but not in time.
+    assert plan.place(stream("gate", duration_ms=12, deadline_ms=40), now_ns=0).node == "far"
+
+
 @pytest.mark.parametrize("count", [10, 300])
 def test_a_decision_looks_at_few_nodes_however_many_there_are(count: int):
     plan = FleetPlan([node(f"n{i}") for i in range(count)])
