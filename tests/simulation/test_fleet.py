@@ -87,9 +87,8 @@ def has_room(plan: FleetPlan, node: FleetNode, stream: FleetStream) -> bool:
     )
 
 
-@pytest.mark.parametrize(("nodes", "seed"), [(10, 0), (10, 1), (60, 2)])
-def test_hardly_a_refusal_overlooks_a_node_with_room(nodes: int, seed: int):
+@pytest.mark.parametrize(("nodes", "seed"), [(10, 0), (10, 1), (40, 2)])
+def test_hardly_a_refusal_of_a_small_fleet_overlooks_a_node_with_room(nodes: int, seed: int):
     streams, refused, wrong = overlooked(nodes, seed)
-    print(streams, refused, wrong)
     assert refused > 0
-    assert wrong <= streams // 100
+    assert 100 * wrong <= refused, f"{wrong} of {refused} refusals, of {streams} streams"

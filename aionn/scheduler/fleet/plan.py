@@ -5,7 +5,7 @@ terms; the plan is one application's, as the ledgers of devices of nodes are. Pu
 
 Invariants:
 1. The streams of each node's slots pass the admission test together, and its link bears their frames.
-2. A decision looks at no more than ``LOOKS_MAX`` nodes and one, and tests the slots of at most ``TESTS_MAX``, however many there
+2. A decision looks at no more than ``LOOKS_MAX`` nodes, and tests the slots of at most ``TESTS_MAX``, however many there
    are; a refusal may therefore overlook a node.
 3. A stream has at most one place. On a node that is lost it has none; on one that drains it keeps its place until another has
    admitted it.
