@@ -202,7 +202,7 @@ class Ledger:
         return found
 
     def slot_that_fits(self, terms: StreamTerms, costs: Mapping[int, SlotCost]) -> int | None:
-        """The first slot on which a stream fits, whatever the quotas; None where there is none. Reserves nothing, and costs a part
+        """The first slot on which a stream fits, whatever the quotas; None if no slot does. Reserves nothing, and costs a part
         of a refusal, which states a reason and counter-offers.
 
         Args:

@@ -39,7 +39,7 @@ TESTS_MAX = 16
 alike."""
 
 TESTS_PER_GROUP_MAX = 2
-"""Most of them that are alike while the quickest are tried: where the emptiest do not take a stream, the others hardly do."""
+"""Most of them that are alike while the quickest are tried: the others have less room than the emptiest."""
 
 LOOKS_MAX = 128
 """Most nodes whose link and free share one decision looks at: each takes some ten microseconds, and those that have no room there
@@ -150,6 +150,8 @@ class _Node:
         self.load = LinkLoad(node.link)
         self.streams: dict[str, FleetStream] = {}
         self.free_ppm = [node.cap_ppm] * node.slots
+        # By slot, of each stream the least time to its deadline, its duration and its piece, by rising time.
+        self.held: list[list[tuple[int, int, int]]] = [[] for _ in range(node.slots)]
 
     def costs(self, stream: FleetStream) -> dict[int, SlotCost]:
         """By slot, the emptiest first."""
@@ -158,6 +160,29 @@ class _Node:
 
     def changed(self, slot: int) -> None:
         self.free_ppm[slot] = self.node.cap_ppm - self.ledger.share_ppm(slot)
+        self.held[slot] = sorted(
+            (held.demand.first_ns, held.cost.duration_ns, held.cost.piece_ns)
+            for held in self.ledger.reservations(slot)
+        )
+
+    def may_fit(self, new: Demand) -> bool:
+        """Whether a slot has the share and, with one frame of each stream, the time; where it has not, the test would fail."""
+        duration_ns = new.cost.duration_ns
+        own = new.first_ns, duration_ns, new.cost.piece_ns if self.node.can_preempt else duration_ns
+        return any(
+            new.share_ppm <= free_ppm and _is_in_time(sorted([*held, own]))
+            for free_ppm, held in zip(self.free_ppm, self.held, strict=True)
+        )
+
+
+def _is_in_time(frames: list[tuple[int, int, int]]) -> bool:
+    """Whether one frame of each stream ends by its time, behind the longest piece of those with more time."""
+    need_ns, blocking_ns = sum(duration_ns for _, duration_ns, _ in frames), 0
+    for first_ns, duration_ns, piece_ns in reversed(frames):
+        if need_ns + blocking_ns > first_ns:
+            return False
+        need_ns, blocking_ns = need_ns - duration_ns, max(blocking_ns, piece_ns)
+    return True
 
 
 class FleetPlan:
@@ -328,14 +353,15 @@ class FleetPlan:
                 [group for least_ns, group in order if least_ns <= stream.terms.deadline_ns]
             ):
                 asked.append(node)
-                own_ppm = Demand(stream.terms, stream.costs[node.node.kind]).share_ppm
-                if own_ppm > max(node.free_ppm):
-                    continue
-                is_first_tested |= len(asked) == 1
-                if (place := self._tested(node, stream, now_ns)) is not None:
+                place = self._tested(node, stream, now_ns)
+                is_first_tested |= len(asked) == 1 and self.tests == 1
+                if place is not None:
                     return place
             # Its free share may be too small by rounding alone; and it states what is missing.
-            if not is_first_tested and (place := self._tested(asked[0], stream, now_ns)) is not None:
+            if (
+                not is_first_tested
+                and (place := self._tested(asked[0], stream, now_ns, looks=False)) is not None
+            ):
                 return place
         finally:
             for node in asked:
@@ -382,10 +408,12 @@ class FleetPlan:
             if (cost := stream.costs.get(group.kind)) is not None
         )
 
-    def _tested(self, node: _Node, stream: FleetStream, now_ns: int) -> Place | None:
+    def _tested(self, node: _Node, stream: FleetStream, now_ns: int, *, looks: bool = True) -> Place | None:
         way = Way.over(node.node.link, stream.up_bytes, stream.down_bytes)
         terms = way.terms(stream.terms)
         if terms is None or not node.load.has_room(way, terms):
+            return None
+        if looks and not node.may_fit(Demand(terms, stream.costs[node.node.kind])):
             return None
         self.tests += 1
         costs = node.costs(stream)

@@ -96,7 +96,7 @@ class Way(NamedTuple):
 
     @property
     def constant_ns(self) -> int:
-        """The part of the deadline that is the network's, whatever the jitter."""
+        """The part of the deadline that the network takes, whatever the jitter."""
         return self.there_ns + self.back_ns
 
     def terms(self, own: StreamTerms) -> StreamTerms | None:
