@@ -39,7 +39,7 @@ TESTS_MAX = 16
 alike."""
 
 TESTS_PER_GROUP_MAX = 2
-"""Most of them that are alike while the quickest are tried: the others have less room than the emptiest."""
+"""Most of them that are alike while the quickest are tried: the emptiest has the most room."""
 
 LOOKS_MAX = 128
 """Most nodes whose link and free share one decision looks at: each takes some ten microseconds, and those that have no room there
