@@ -197,7 +197,7 @@ class FleetRun:
         self._fleet = fleet
         self._span_ns = span_ns
         self._seed = seed
-        self._timer = (lambda: 0) if timer is None else timer
+        self._timer: Callable[[], int] = _untimed if timer is None else timer
         self._core = Core()
         self._streams = {stream.terms.name: stream for stream in fleet.streams}
         self._nodes = {node.name: node for node in fleet.nodes}
@@ -313,7 +313,8 @@ class FleetRun:
 
     def _engine(self, node: FleetNode, life: _Life, frames: list[tuple[_Frame, int]]) -> Engine:
         profile: DeviceProfile = PROFILES[node.kind]
-        streams, durations, reservations = [], [], {}
+        durations: list[tuple[tuple[int, ...] | None, ...]] = []
+        streams, reservations = [], {}
         for index, stay in enumerate(life.stays):
             terms = stay.stream.terms
             model = self._fleet.models[terms.name]
@@ -345,6 +346,10 @@ class FleetRun:
             is_clock_held=True,
             admission=Admission(reservations, {}),
         )
+
+
+def _untimed() -> int:
+    return 0
 
 
 class _Frame(NamedTuple):

@@ -126,9 +126,6 @@ PROGRAMS = {
     "Already running asyncio in this thread": "anyio.run(once)",
     "module 'aionn' has no attribute 'open'": "type(aionn)('aionn').open()",
     "takes 2 positional arguments but 3 were given": "await net.execute(X, X)",
-    "cannot pickle '...' object": (
-        "pickle.dumps(aionn.media.video_file('examples/data/shapes.mp4', size=(96, 96)))"
-    ),
     "'Result' object is not subscriptable": "(await net.execute([X]))[0]",
 }
 """A mistake for each message of Python that the page lists."""

@@ -41,7 +41,7 @@ alike."""
 TESTS_PER_GROUP_MAX = 2
 """Most of them that are alike while the quickest are tried: the emptiest has the most room."""
 
-LOOKS_MAX = 128
+LOOKS_MAX = 256
 """Most nodes whose link and free share one decision looks at: each takes some ten microseconds, and those that have no room there
 use up no test."""
 
@@ -164,6 +164,11 @@ class _Node:
             (held.demand.first_ns, held.cost.duration_ns, held.cost.piece_ns)
             for held in self.ledger.reservations(slot)
         )
+
+    def has_share(self, stream: FleetStream) -> bool:
+        """Whether a slot has the share of a stream free."""
+        share_ns = max(self.free_ppm) * stream.terms.period_ns
+        return stream.costs[self.node.kind].duration_ns * SHARE_PPM <= share_ns
 
     def may_fit(self, new: Demand) -> bool:
         """Whether a slot has the share and, with one frame of each stream, the time; where it has not, the test would fail."""
@@ -409,6 +414,8 @@ class FleetPlan:
         )
 
     def _tested(self, node: _Node, stream: FleetStream, now_ns: int, *, looks: bool = True) -> Place | None:
+        if looks and not node.has_share(stream):
+            return None
         way = Way.over(node.node.link, stream.up_bytes, stream.down_bytes)
         terms = way.terms(stream.terms)
         if terms is None or not node.load.has_room(way, terms):
