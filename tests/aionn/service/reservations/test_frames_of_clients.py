@@ -272,7 +272,7 @@ async def test_time_of_a_released_reservation_is_kept_while_a_frame_of_it_runs(
     launch = await first.launch(1, Frame(number))
     await device.has_begun(1)
     await first.client._connection.channel.call(Release(number), Done)
-    with pytest.raises(NotAdmitted, match=r"holds a share of 0\.800"):
+    with pytest.raises(NotAdmitted, match=r"hold a share of 0\.800"):
         await second.reserved(duration_ns=8 * SECOND)
     device.let_go(1)
     await ended(launch)

@@ -190,7 +190,7 @@ async def test_process_holds_no_more_than_its_share(alone: Any) -> None:
     async with clients_of(await alone(share=0.75)) as (first, second):  # Of one process.
         held = await reserving(first)
         third = msgspec.structs.replace(HALF, duration_ns=3 * MS)
-        with pytest.raises(NotAdmitted, match=r"holds a share of 0.500 of a slot and may hold 0.750"):
+        with pytest.raises(NotAdmitted, match=r"hold a share of 0.500 of a slot and may hold 0.750"):
             await reserving(second, third)
         first.ledger.release(held)
         await admitted(second, third)
