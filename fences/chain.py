@@ -32,6 +32,9 @@ class Chain(Timeline):
         after: The fence that the first work waits for; None starts immediately.
         name: Its name in errors; None for a name made from its address.
         clock: Where signal times come from; None for the clock of all fences.
+
+    Raises:
+        TypeError: ``after`` is something else.
     """
 
     __slots__ = ("_appended", "_open", "_runner", "_works")
@@ -39,6 +42,9 @@ class Chain(Timeline):
     def __init__(
         self, after: SyncFence | None = None, name: str | None = None, clock: Callable[[], int] | None = None
     ) -> None:
+        if after is not None and not isinstance(after, SyncFence):
+            advice = "; its name is Chain(name=...)" if isinstance(after, str) else ""
+            raise TypeError(f"after: expected a SyncFence or None, got {type(after).__name__}{advice}")
         super().__init__(name, 0, clock)
         self._works: deque[Callable[[], SyncFence | None]] = deque()
         self._appended = 0
