@@ -139,10 +139,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long", action="store_true", help="also run the long forms of fuzzers, soaks and data suites"
     )
+    parser.addoption(
+        "--thorough", action="store_true", help="also run what takes seconds of a processor; --long does, too"
+    )
 
 
-_long_forms = pytest.StashKey[int]()
-"""How many tests this run leaves out."""
+LEFT_OUT = {"long": "long form: run with --long", "thorough": "thorough test: run with --thorough"}
+"""Marks of the tests that the ordinary run leaves out, and what the summary says."""
+
+_left_out = pytest.StashKey[dict[str, int]]()
+"""How many tests this run leaves out, by mark."""
+
+
+def _marks_left_out(config: pytest.Config) -> list[str]:
+    if config.getoption("--long"):
+        return []
+    return ["long"] if config.getoption("--thorough") else [*LEFT_OUT]
+
+
+def _count_left_out(config: pytest.Config, mark: str, count: int) -> None:
+    counts = config.stash.setdefault(_left_out, {})
+    counts[mark] = counts.get(mark, 0) + count
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -152,38 +169,37 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     A case that the command line names is made: that runs it, or says that it is a long form.
     """
     yield
-    config, calls = metafunc.config, metafunc._calls
-    if len(calls) < 2 or config.getoption("--long") or any("::" in word for word in config.args):
+    config, calls, function = metafunc.config, metafunc._calls, metafunc.definition
+    marks = _marks_left_out(config)
+    if len(calls) < 2 or not marks or any("::" in word for word in config.args):
         return
-    left: list[Any] = [call for call in calls if all(mark.name != "long" for mark in call.marks)]
-    if metafunc.definition.get_closest_marker("long"):
-        left = calls[:1]  # It stands for the function, and is left out as any test with this mark.
-    elif (mark := metafunc.definition.get_closest_marker("sampled")) is not None:
+    left: list[Any] = [call for call in calls if all(mark.name not in marks for mark in call.marks)]
+    reason = "long"
+    if any(function.get_closest_marker(mark) for mark in marks):
+        # One case stands for the function, and is left out as any test with this mark.
+        left, reason = calls[:1], next(mark for mark in marks if function.get_closest_marker(mark))
+    elif (mark := function.get_closest_marker("sampled")) is not None:
         left = [left[position] for position in chosen([call.indices for call in left], mark.args[0])]
-    if left:
-        config.stash[_long_forms] = config.stash.get(_long_forms, 0) + len(calls) - len(left)
+    if left and len(left) < len(calls):
+        _count_left_out(config, reason, len(calls) - len(left))
         calls[:] = left
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the long forms out: skipping and reporting each of a thousand takes seconds."""
-    if config.getoption("--long"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("long")]
-    if left_out:
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=left_out)
-    count = config.stash.get(_long_forms, 0) + len(left_out)
-    if count:
-        config.stash[_long_forms] = count
-        if (output := getattr(config, "workeroutput", None)) is not None:
-            output["long_forms"] = count
+    """Leaves tests out: skipping and reporting each of a thousand takes seconds."""
+    for mark in _marks_left_out(config):
+        if left_out := [item for item in items if item.get_closest_marker(mark)]:
+            items[:] = [item for item in items if not item.get_closest_marker(mark)]
+            config.hook.pytest_deselected(items=left_out)
+            _count_left_out(config, mark, len(left_out))
+    if (counts := config.stash.get(_left_out, {})) and hasattr(config, "workeroutput"):
+        config.workeroutput["left_out"] = counts
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Each of several workers has left out the same."""
-    node.config.stash[_long_forms] = getattr(node, "workeroutput", {}).get("long_forms", 0)
+    node.config.stash[_left_out] = getattr(node, "workeroutput", {}).get("left_out", {})
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -200,14 +216,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Each reason to skip once, with the remedy, instead of once for each file; ``-rs`` names the files."""
     reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])]
-    reasons += [LONG_FORM] * terminalreporter.config.stash.get(_long_forms, 0)
+    for mark, count in terminalreporter.config.stash.get(_left_out, {}).items():
+        reasons += [LEFT_OUT[mark]] * count
     if reasons and not terminalreporter.hasopt("s"):
         terminalreporter.section("skipped")
         for line in grouped_skips(reasons):
             terminalreporter.write_line(line)
 
 
-LONG_FORM = "long form: run with --long"
 REMEDIES = {
     "LiteRT|ai.edge.litert": "LiteRT is not installed: pip install -e '.[litert]'",
     "ONNX Runtime|onnxruntime": "ONNX Runtime is not installed: pip install -e '.[onnxruntime]'",

@@ -60,18 +60,28 @@ class Marked:
         self.get_closest_marker = {mark: mark for mark in marks}.get
 
 
-@pytest.mark.parametrize(("is_long", "left"), [(False, 1), (True, 3)])
-def test_long_forms_are_left_out_and_counted(is_long: bool, left: int) -> None:
-    items, told = [Marked("long"), Marked("slow"), Marked("long")], []
+@pytest.mark.parametrize(
+    ("options", "left", "counts"),
+    [
+        ([], 1, {"long": 2, "thorough": 1}),
+        (["--thorough"], 2, {"long": 2}),
+        (["--long"], 4, None),
+        (["--long", "--thorough"], 4, None),
+    ],
+)
+def test_long_and_thorough_tests_are_left_out_and_counted(
+    options: list[str], left: int, counts: dict[str, int] | None
+) -> None:
+    items, told = [Marked("long"), Marked("slow"), Marked("long"), Marked("thorough")], []
     config: Any = SimpleNamespace(
-        getoption=lambda name: is_long,
+        getoption=lambda name: name in options,
         hook=SimpleNamespace(pytest_deselected=lambda items: told.extend(items)),
         stash=pytest.Stash(),
         workeroutput={},
     )
     pytest_collection_modifyitems(config, items)  # type: ignore[arg-type]
-    assert len(items) == left and len(told) == 3 - left
-    assert config.workeroutput == ({} if is_long else {"long_forms": 2})
+    assert len(items) == left and len(told) == 4 - left
+    assert config.workeroutput == ({} if counts is None else {"left_out": counts})
 
 
 def test_sample_is_one_case_in_a_step() -> None:
