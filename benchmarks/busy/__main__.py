@@ -6,7 +6,8 @@ eight busy loops, two programs that write and wait for the disk, two that map an
 until the kernel reclaims pages. Contenders: aionn without and with ``realtime="if_permitted"``, and with it but
 without any privilege, so that its ordinary threads have short slices and nothing more; the same models by LiteRT's
 interpreters, each in a worker thread that asyncio awaits, without and with SCHED_RR set by hand on that thread and on the event
-loop's; and, where it is installed, OpenVINO's AsyncInferQueue.
+loop's; and, where it is installed, OpenVINO's AsyncInferQueue. "limit" is a thread under SCHED_RR that only sleeps until each frame
+is due: no contender can be earlier than the kernel wakes it.
 
 How each figure is taken:
 - All contenders execute the same arrays, which are in memory: no camera and no decoder.
@@ -29,8 +30,10 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+from benchmarks.busy.contenders import PRIORITY
 from benchmarks.busy.loads import LOADS, beside, has_stress_ng
 from benchmarks.rows import Options, Report, Row, alternating, at_least, at_most, options, single
 
@@ -54,6 +57,9 @@ BLOCK_S_MAX = 120.0
 UNPRIVILEGED = "aionn, no privilege"
 STREAMS = ("aionn", "aionn real time", UNPRIVILEGED, "LiteRT thread", "LiteRT thread, SCHED_RR")
 OPENVINO = ("OpenVINO AsyncInferQueue",)
+LIMIT = "limit: timer, SCHED_RR"
+BY_HAND = "SCHED_RR"
+"""In the names of contenders that set the class of their threads themselves: they are left out where that is not permitted."""
 FLOODS = (
     "aionn, LOW flood",
     "aionn real time, LOW flood",
@@ -93,11 +99,30 @@ def quantile(values: list[float], share: float) -> float | None:
     return ordered[place] if len(ordered) - place > BEYOND_MIN else None
 
 
+def permits_real_time() -> bool:
+    """Whether this process may set SCHED_RR for a thread of its own; asked in one that ends with the question."""
+    asked: list[bool] = []
+
+    def ask() -> None:
+        try:
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
+            asked.append(True)
+        except PermissionError:
+            asked.append(False)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return asked[0]
+
+
 def measure(chosen: Options, load: str) -> dict[str, dict[str, list[float]]]:
     """All frames of all blocks by contender, beside one load."""
     seconds, rounds = (BLOCK_S_QUICK, ROUNDS_QUICK) if chosen.quick else (BLOCK_S, ROUNDS)
     others = OPENVINO if importlib.util.find_spec("openvino") else ()
-    names = [*STREAMS, *others, *(FLOODS if load == "four busy loops" else ()), *ROUND_TRIPS]
+    names = [*STREAMS, *others, LIMIT, *(FLOODS if load == "four busy loops" else ()), *ROUND_TRIPS]
+    if not permits_real_time():
+        names = [name for name in names if BY_HAND not in name]
     found: dict[str, dict[str, list[float]]] = {
         name: {"frames": [], "windows": [], "low": []} for name in names
     }
@@ -162,6 +187,7 @@ def main() -> None:
     report.note(
         f"{os.cpu_count()} processors, load of this machine before: {os.getloadavg()[0]:.1f}; "
         f"{'stress-ng' if has_stress_ng() else 'own programs in place of stress-ng'}"
+        f"{'' if permits_real_time() else '; SCHED_RR is not permitted: its contenders are left out'}"
     )
     idle: dict[str, dict[str, list[float]]] = {}
     for load in LOADS:
