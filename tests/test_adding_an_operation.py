@@ -35,6 +35,7 @@ def test_rare_place_exists(place: str) -> None:
 
 
 @pytest.mark.parametrize("operation", [EVERYWHERE, "HARD_SWISH", "BATCH_MATMUL", "RSQRT"])
+@pytest.mark.thorough
 def test_operation_is_in_no_file_of_the_package_that_is_not_listed(operation: str) -> None:
     listed = {path for place in listed_places() for path in files_with(place, operation)}
     assert set(files_with("aionn/**/*.py", operation)) <= listed

@@ -30,6 +30,7 @@ def test_example_runs_and_checks_itself(example: Path, capfd: pytest.CaptureFixt
 @pytest.mark.forked("any")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("example", [*PROGRAMS, HERE[0]], ids=lambda path: path.stem)
+@pytest.mark.thorough
 def test_example_is_a_program(example: Path, repository: Path) -> None:
     if "media" in example.read_text():
         pytest.importorskip("av", reason="PyAV is not installed")

@@ -53,6 +53,7 @@ def missing(source: str) -> set[str]:
     return {each for each in programs(ast.parse(source)) - PRESENT if f'which("{each}")' not in source}
 
 
+@pytest.mark.thorough
 def test_tests_start_only_what_is_there() -> None:
     texts = {path: path.read_text() for path in TESTS.rglob("*.py")}
     texts = {path: text for path, text in texts.items() if path.parent != GUEST}

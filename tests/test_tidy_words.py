@@ -306,6 +306,7 @@ def test_form_occurs_no_more_often(found: dict[str, list[str]], name: str) -> No
     assert count >= most - SLACK, f"{name}: {count} places, {most} allowed: lower the number"
 
 
+@pytest.mark.thorough
 def test_no_name_is_a_verb_of_speech() -> None:
     report(bad_identifiers(read((*PACKAGES, *TOOLS), (".py",))))
 

@@ -66,6 +66,7 @@ LEAVES = {
 
 @pytest.mark.parametrize("isolation", ["process", "in_process"])
 @pytest.mark.parametrize("leave", LEAVES)
+@pytest.mark.thorough
 def test_parent_goes_on_however_a_forked_child_leaves(leave: str, isolation: str) -> None:
     if leave != "os._exit" and sys.version_info >= (3, 14):
         pytest.skip(

@@ -52,7 +52,7 @@ def test_statistics_of_a_stream_are_a_table() -> None:
     assert "on time" in html and ">7<" in html
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_example_notebook_runs_and_shows_its_objects(repository: Path) -> None:
     nbclient = pytest.importorskip("nbclient", reason="nbclient and ipykernel are not installed")
     pytest.importorskip("ipykernel", reason="nbclient and ipykernel are not installed")

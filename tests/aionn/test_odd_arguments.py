@@ -266,6 +266,7 @@ CALLS: dict[str, list[tuple[Callable[..., Awaitable[object]], str]]] = {
 
 @pytest.mark.parametrize("step", [SAMPLE_STEP, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("calls", list(CALLS))
+@pytest.mark.thorough
 async def test_odd_argument_ends_no_driver_process(
     opened: Opened, calls: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

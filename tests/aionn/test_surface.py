@@ -23,6 +23,7 @@ def test_every_public_name_resolves() -> None:
     assert set(aionn.__all__) <= set(dir(aionn))
 
 
+@pytest.mark.thorough
 def test_modules_that_messages_name_need_no_import_of_their_own() -> None:
     script = "import aionn; print(aionn.blocking.open.__name__, aionn.media.video_file.__name__)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -90,7 +90,7 @@ def test_wrong_command_is_noticed() -> None:
 # --- Test files and workloads -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.forked("any")
 def test_test_files_of_the_pages_and_of_the_tutorial_pass(tmp_path: Path) -> None:
     found = [block for block in blocks("python") if "pytestmark =" in block.text]

@@ -50,6 +50,7 @@ async def answer_of(application: Any, method: str, path: str, body: bytes) -> tu
     return sent[0]["status"], json.loads(content)
 
 
+@pytest.mark.thorough
 async def test_web_application_answers_rejects_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi", reason="FastAPI is not installed")
     monkeypatch.chdir(ROOT)
@@ -177,7 +178,7 @@ async def test_cells_of_the_notebook_s_page_run_one_after_the_other(monkeypatch:
 # --- The tutorial's application -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.forked("any")
 def test_application_of_the_tutorial_runs_on_a_clip_and_a_recording(tmp_path: Path) -> None:
     pytest.importorskip("av", reason="PyAV is not installed")

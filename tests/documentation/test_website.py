@@ -190,7 +190,7 @@ def check(seen: list[SeenPage], where: str) -> None:
         assert (sum(page.paper[:3]) < 3 * 80) == window.is_dark, f"{place}: {page.paper}"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @needs_sphinx
 @needs_browser
 def test_page_can_be_read_on_a_phone_and_a_wide_screen(site: Path) -> None:

@@ -211,7 +211,9 @@ def test_fences_asked_for_while_another_thread_runs_the_chain_all_finish():
 
 
 def test_chain_after_what_is_no_fence_is_rejected():
-    with pytest.raises(TypeError, match=r"after: expected a SyncFence or None, got str; its name is Chain\(name=...\)"):
+    with pytest.raises(
+        TypeError, match=r"after: expected a SyncFence or None, got str; its name is Chain\(name=...\)"
+    ):
         Chain("first")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"after: expected a SyncFence or None, got Chain$"):
         Chain(Chain())  # type: ignore[arg-type]

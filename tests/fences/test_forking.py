@@ -51,6 +51,7 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("leave", LEAVES)
+@pytest.mark.thorough
 def test_wait_of_the_parent_ends_however_a_forked_child_leaves(leave):
     if leave != "os._exit" and sys.version_info >= (3, 14):
         pytest.skip(

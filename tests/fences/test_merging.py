@@ -210,6 +210,7 @@ def test_nesting_takes_steps_and_room_in_proportion_to_its_depth(combine, monkey
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("order", ["as made", "backwards", "shuffled"])
 @pytest.mark.parametrize("combine", [merge, first])
+@pytest.mark.thorough
 def test_deeply_nested_finishes_as_a_flat_one_does(combine, order):
     deep, row = nested(combine, 2000)
     flat = combine(row)

@@ -125,6 +125,7 @@ def test_advancing_inside_a_waiter_keeps_the_order():
 
 
 @pytest.mark.parametrize("points", [500_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+@pytest.mark.thorough
 def test_signalled_points_keep_constant_state(points):
     timeline = Timeline()
     timeline.advance(1)

@@ -31,6 +31,7 @@ def moore_hodgson(jobs):
 
 @pytest.mark.sampled(15)
 @pytest.mark.parametrize("seed", range(15))
+@pytest.mark.thorough
 def test_bound_equals_the_optimum_on_one_device(seed):
     source = random.Random(seed)
     jobs = [(source.randrange(1, 20) * MS, source.randrange(5, 80) * MS) for _ in range(12)]

@@ -90,6 +90,7 @@ def has_room(plan: FleetPlan, node: FleetNode, stream: FleetStream) -> bool:
 @pytest.mark.parametrize(
     ("nodes", "seed"), [(10, 0), (10, 1), (40, 2), pytest.param(300, 1, marks=pytest.mark.long)]
 )
+@pytest.mark.thorough
 def test_hardly_a_refusal_of_a_fleet_overlooks_a_node_with_room(nodes: int, seed: int):
     streams, refused, wrong = overlooked(nodes, seed)
     assert refused > 0

@@ -36,6 +36,7 @@ def judged(seeds, preemption, **settings):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("preemption", ["between_operations", "none"])
+@pytest.mark.thorough
 def test_admitted_streams_lose_no_frame(preemption):
     found = judged(range(30), preemption)
     assert (found.lost, found.labelled, found.unlabelled) == (0, 0, 0)

@@ -44,6 +44,7 @@ def judge(draw_workload, seed):
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("block", range(0, len(QUICK), 10))
+@pytest.mark.thorough
 def test_runs_keep_the_rules(draw_workload, block):
     found = [breach for seed in QUICK[block : block + 10] for breach in judge(draw_workload, seed)]
     assert not found, f"replay with AIONN_SEED: {found[:5]}"

@@ -64,6 +64,7 @@ def test_page_stands_alone(repository, tmp_path, capsys):
     assert "phone-npu" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_bound_and_checks_are_told(repository, capsys):
     pytest.importorskip("scipy", reason="the bound needs scipy")
     workload = repository / "benchmarks" / "workloads" / "mobile.toml"

@@ -139,7 +139,7 @@ def test_page_has_a_plot_per_device_and_path_and_needs_no_network() -> None:
     assert not re.search(r"https?://|<script|@import|url\(", page)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_browser_shows_the_plots_and_has_nothing_to_complain_about(tmp_path: Path) -> None:
     if find_browser() is None:
         pytest.skip("no Chromium on PATH")
@@ -157,7 +157,7 @@ def test_browser_shows_the_plots_and_has_nothing_to_complain_about(tmp_path: Pat
     assert page.width <= 1200
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_browser_tells_a_page_s_errors(tmp_path: Path) -> None:
     if find_browser() is None:
         pytest.skip("no Chromium on PATH")
@@ -184,6 +184,7 @@ def test_browser_that_ends_or_says_nothing_is_an_error(tmp_path: Path) -> None:
         see_page(page, timeout_s=0.2, browser=str(silent))
 
 
+@pytest.mark.thorough
 async def test_labelled_arrays_are_judged(example_data: Path, tmp_path: Path) -> None:
     """Each clip is filed under what the model itself says of it, and then one under another class."""
     model = load_tflite(example_data / "digits_int8.tflite").model

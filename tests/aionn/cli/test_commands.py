@@ -120,6 +120,7 @@ def test_inspect_counts_operations_and_asks_devices(example_data: Path, answered
 
 
 @pytest.mark.forked("any")
+@pytest.mark.thorough
 def test_run_is_reproducible_by_seed(digits: Path, aionn_here: Command) -> None:
     first = answer("run", digits, "--seed", "1")["outputs"]
     again, other = (
@@ -417,6 +418,7 @@ def test_lines_of_drivers_are_labelled_where_nobody_logs() -> None:
     assert finished.stderr == "aionn.driver.x: ERROR: Division by 0\n"
 
 
+@pytest.mark.thorough
 def test_interrupted_command_ends_its_driver_process(example_data: Path) -> None:
     import select
     import signal

@@ -59,6 +59,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 @pytest.mark.parametrize("startup", ["", "autoload -Uz compinit && compinit\n"])
+@pytest.mark.thorough
 def test_line_that_zsh_needs_is_named_where_it_is_missing(
     startup: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +76,7 @@ def test_line_that_zsh_needs_is_named_where_it_is_missing(
     assert "fpath=" in content.partition("autoload")[0]
 
 
+@pytest.mark.thorough
 def test_folder_that_cannot_be_written_is_reported_in_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,7 +74,7 @@ def conformance(folder: Path, device: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_conformance_finds_a_driver_of_the_working_directory(folder: Path) -> None:
     done = conformance(folder, "my_driver:Device")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -86,6 +86,7 @@ def test_conformance_finds_a_driver_of_the_working_directory(folder: Path) -> No
     ]
 
 
+@pytest.mark.thorough
 def test_missing_module_is_reported_in_a_sentence(folder: Path) -> None:
     done = conformance(folder, "their_driver:Device")
     assert done.returncode == 2

@@ -29,6 +29,7 @@ UNLIMITED = resource.RLIM_INFINITY
         *(pytest.param([name], id=name, marks=pytest.mark.long) for name in ("devices", "doctor")),
     ],
 )
+@pytest.mark.thorough
 def test_command_with_few_descriptors_does_its_work_or_names_the_limit(
     arguments: list[str], limit: int
 ) -> None:

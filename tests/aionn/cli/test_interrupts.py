@@ -85,6 +85,7 @@ def test_any_import_can_be_interrupted(number: int, times: int) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("command", ["devices", "run", pytest.param("inspect", marks=pytest.mark.long)])
+@pytest.mark.thorough
 def test_command_is_interrupted_while_it_starts_a_driver_process(
     command: str, times: int, example_data: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_command_is_interrupted_while_it_starts_a_driver_process(
     assert (ended.returncode, ended.stderr) == (130, "aionn: interrupted\n")
 
 
+@pytest.mark.thorough
 def test_ignored_signal_stays_ignored() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_AT, "import", "100", "1", "env"],
@@ -191,6 +193,7 @@ def test_endless_command_reports_what_it_has_so_far(
     assert total >= 1 and counts["latency_ms"].keys() == {"p50", "p99", "max"}
 
 
+@pytest.mark.thorough
 def test_report_for_people_precedes_the_sentence(example_data: Path) -> None:
     model = example_data / "shapes_int8.tflite"
     arguments = ("stream", model, "--source", "pattern:", "--device", "reference")
@@ -199,6 +202,7 @@ def test_report_for_people_precedes_the_sentence(example_data: Path) -> None:
     assert ended.stdout.startswith(f"pattern: through {model} on reference: ")
 
 
+@pytest.mark.thorough
 def test_second_signal_ends_a_command_that_reports(example_data: Path) -> None:
     # The report asks for these figures; the signal is the second one then, and the process ends without it.
     code = REPORTS_AFTER.replace("os.kill(os.getpid(), number)", "os.kill(os.getpid(), number); arm()")
@@ -232,6 +236,7 @@ def test_second_signal_ends_a_command_that_reports(example_data: Path) -> None:
 
 
 @pytest.mark.parametrize("suite", ["vts", "random"])
+@pytest.mark.thorough
 def test_conformance_reports_the_tests_that_were_done(suite: str) -> None:
     place, name = {
         "vts": ("aionn.conformance.vts.run", "run_case"),
@@ -246,6 +251,7 @@ def test_conformance_reports_the_tests_that_were_done(suite: str) -> None:
     assert 1 <= report["passed"] < 200
 
 
+@pytest.mark.thorough
 def test_soak_ends_in_order(example_data: Path) -> None:
     ended = signalled(
         signal.SIGTERM,

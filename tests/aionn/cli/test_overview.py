@@ -126,6 +126,7 @@ def test_brackets_of_a_remedy_are_printed(capsys: pytest.CaptureFixture[str]) ->
     assert told.count(remedy) == 2 and "[title]" in told and "[head]" in told
 
 
+@pytest.mark.thorough
 def test_extras_in_messages_can_be_copied_into_a_shell(repository: os.PathLike[str]) -> None:
     from pathlib import Path
 
@@ -139,6 +140,7 @@ def test_extras_in_messages_can_be_copied_into_a_shell(repository: os.PathLike[s
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("arguments", ["--help", "env", "env --json"])
 @pytest.mark.parametrize("buffering", ["0", "1"])
+@pytest.mark.thorough
 def test_output_on_a_full_disk_is_one_sentence(arguments: str, buffering: str) -> None:
     with open("/dev/full", "wb") as full:
         finished = subprocess.run(

@@ -62,7 +62,7 @@ async def test_all_data_have_the_same_values(under_test: DeviceUnderTest, shared
     assert report.failed == 0, report.failures[:10]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_sample_of_the_contract_is_kept(under_test: DeviceUnderTest, shared: Path) -> None:
     report = await run_cases(
         under_test,

@@ -40,6 +40,7 @@ async def items_of(source):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["float", "int8", pytest.param("uint8", marks=pytest.mark.long)])
+@pytest.mark.thorough
 async def test_shapes_are_named_in_all_frames_but_two(data, kind):
     pytest.importorskip("av", reason="PyAV, the extra `media`, is not installed")
     truth = json.loads((data / "shapes.json").read_text())

@@ -100,6 +100,7 @@ async def test_file_gives_the_peers_results_on_ort_cpu_alone(name: str) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [is_sampled(name) for name in sorted(CASES)])
+@pytest.mark.thorough
 async def test_file_gives_the_peers_results_on_the_reference_devices(name: str) -> None:
     async with ReferenceDevice() as reference, OnnxReferenceDevice() as extension:
         wanted, got, _ = await computed(name, [reference, extension])
@@ -108,6 +109,7 @@ async def test_file_gives_the_peers_results_on_the_reference_devices(name: str) 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [is_sampled(name) for name in sorted(CASES)])
+@pytest.mark.thorough
 async def test_file_gives_the_peers_results_split_between_three_devices(name: str) -> None:
     litert = pytest.importorskip("aionn.drivers.litert.driver", exc_type=ImportError)
     pytest.importorskip("ai_edge_litert.interpreter", exc_type=ImportError)

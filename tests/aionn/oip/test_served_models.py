@@ -81,7 +81,7 @@ def outcomes() -> dict[str, str]:
         return outcomes_of("triton_claims", served.grpc, served.rest, limit_s=RUN_S_MAX)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("claim", claims_of("triton_claims"))
 def test_clients_of_triton_are_served(outcomes: dict[str, str], claim: str) -> None:
     assert outcomes[claim] == ""
@@ -98,7 +98,7 @@ def ask(place: str, body: Any = None) -> tuple[int, Any]:
             return e.code, json.loads(e.read())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_sigterm_ends_all_processes_in_order() -> None:
     with serving() as served:
         tensor = {"name": "serve_x:0", "datatype": "FP32", "shape": [1, 49, 40, 1], "data": [0.5] * 1960}
@@ -110,7 +110,7 @@ def test_sigterm_ends_all_processes_in_order() -> None:
             ask(f"{served.rest}/v2")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_death_of_the_process_that_serves_is_reported() -> None:
     with serving() as served:
         children = Path(f"/proc/{served.process.pid}/task").glob("*/children")
@@ -178,7 +178,7 @@ def test_call_that_makes_no_sense_is_refused(
     assert text in " ".join(finished.stderr.split())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_model_that_cannot_be_compiled_ends_the_command(tmp_path: Path) -> None:
     need("grpc", "uvicorn")
     (tmp_path / "bad.tflite").write_bytes(b"no model")

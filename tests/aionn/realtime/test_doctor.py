@@ -72,6 +72,7 @@ def test_findings_are_wrapped_on_a_terminal_and_remedies_are_not(
 
 
 @as_root
+@pytest.mark.thorough
 def test_process_without_permission_cannot_expect_short_deadlines() -> None:
     code, report = doctor("--deadline", "10", before=without_sys_nice())
     assert code == 1 and not report["expected"]
@@ -84,6 +85,7 @@ def test_process_without_permission_cannot_expect_short_deadlines() -> None:
     not GET_ATTRIBUTES, reason="the number of sched_getattr is known for x86_64 and aarch64 only"
 )
 @as_root
+@pytest.mark.thorough
 def test_refused_slices_are_found() -> None:
     first = f"refuse({GET_ATTRIBUTES}, {errno.EPERM})\n"
     _, report = doctor("--deadline", "100000", first=first, before=without_sys_nice())
@@ -92,12 +94,14 @@ def test_refused_slices_are_found() -> None:
 
 
 @as_root
+@pytest.mark.thorough
 def test_slices_are_those_of_this_kernel() -> None:
     _, report = doctor("--deadline", "100000", before=without_sys_nice())
     assert (finding(report, "slices")["severity"] == "fine") == (read_attributes(0).slice_ns > 0)
 
 
 @as_root
+@pytest.mark.thorough
 def test_single_processor_and_small_limit_are_found() -> None:
     first = """
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.forked("any")
 
 
 @as_root
+@pytest.mark.thorough
 def test_memory_that_is_too_large_to_lock_works_and_is_reported() -> None:
     found = run_child(
         OPEN + "limit(resource.RLIMIT_MEMLOCK, 4096)\n" + TRY, before=without_sys_nice("ipc_lock")
@@ -52,6 +53,7 @@ asyncio.run(main())
 
 
 @pytest.mark.forked("none")
+@pytest.mark.thorough
 def test_collector_is_frozen_from_the_first_compilation_to_the_end() -> None:
     code = """
 async def main():
@@ -136,6 +138,7 @@ asyncio.run(main())
 
 
 @as_root
+@pytest.mark.thorough
 def test_commands_refuse_required_without_permission_in_one_sentence() -> None:
     code = """
 import subprocess
@@ -155,6 +158,7 @@ for name, words in COMMANDS.items():
 
 
 @as_root
+@pytest.mark.thorough
 def test_served_device_has_the_scheduling_of_its_server() -> None:
     code = """
 import subprocess, tempfile

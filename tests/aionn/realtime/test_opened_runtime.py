@@ -59,6 +59,7 @@ def test_collector_is_frozen_with_real_time_alone(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.forked("none")
+@pytest.mark.thorough
 def test_off_changes_no_thread_and_starts_no_process() -> None:
     code = """
 async def main():
@@ -406,6 +407,7 @@ say(after=resource.getrlimit(RTTIME)[0])
 
 
 @as_root
+@pytest.mark.thorough
 def test_required_without_permission_is_refused_with_the_remedy_and_permitted_alone_takes_what_is_free() -> (
     None
 ):
@@ -441,6 +443,7 @@ def test_limit_of_nice_values_is_used_in_both_processes() -> None:
 @pytest.mark.sampled(2)
 @as_root
 @pytest.mark.parametrize(("number", "words"), [(1, "EPERM"), (38, "ENOSYS")])
+@pytest.mark.thorough
 def test_call_that_a_filter_refuses_refuses_required_and_stops_nothing(number: int, words: str) -> None:
     if not SET_SCHEDULER:
         pytest.skip("the number of the system call is not known here")

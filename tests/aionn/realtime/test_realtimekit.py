@@ -102,6 +102,7 @@ say(changed=changed, lowered=lowered, way=scheduling.permission.way,
 
 
 @as_root
+@pytest.mark.thorough
 def test_runtime_gets_the_threads_of_both_processes_from_realtimekit(bus: str) -> None:
     code = """
 async def main():

@@ -309,6 +309,7 @@ def test_sentence_of_commands_counts_the_slices() -> None:
     assert realtime_sentence(none) == "0 of 1 threads under SCHED_RR; none"
 
 
+@pytest.mark.thorough
 def test_unprivileged_runtime_has_slices_on_its_path_and_none_on_low_threads() -> None:
     code = """
 from aionn.realtime.threads.slices import read_attributes

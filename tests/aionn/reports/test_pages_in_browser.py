@@ -163,7 +163,7 @@ async def test_compilation_can_be_read(
     check(browser, path, windows, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @needs_browser
 def test_faults_are_found(tmp_path: Path, browser: Browser) -> None:
     faults = element(

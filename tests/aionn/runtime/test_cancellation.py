@@ -551,6 +551,7 @@ def test_closing_that_is_interrupted_in_a_thread_leaves_nothing(
 @pytest.mark.sampled(2)
 @pytest.mark.forked("any")
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
+@pytest.mark.thorough
 def test_nothing_is_left_on_uvloop(isolation: str, repository: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("uvloop", reason="the cases run on uvloop too, which is not installed here")
     command = [sys.executable, "-W", "error", __file__, "--isolation", isolation]

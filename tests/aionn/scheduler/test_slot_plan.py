@@ -12,6 +12,7 @@ from aionn.scheduler.slot_plan import SlotPlan
 @pytest.mark.parametrize(
     "seeds", [range(8), pytest.param(range(8, 30), marks=pytest.mark.long)], ids=["some", "more"]
 )
+@pytest.mark.thorough
 def test_sums_and_slacks_agree_with_a_plain_list(seeds):
     for seed in seeds:
         source = random.Random(seed)

@@ -223,6 +223,7 @@ def test_too_many_descriptors_under_way_are_refused_and_pass(lives: Lives, serve
     }
 
 
+@pytest.mark.thorough
 def test_driver_process_that_cannot_be_started_leaves_nothing(lives: Lives) -> None:
     outcomes = lives(None, ["client:socketpair:EMFILE", "client:pidfd_open:EMFILE"], step=50)
     assert outcomes["client:socketpair:EMFILE"]["DeviceUnavailable"] == 1

@@ -143,6 +143,7 @@ def flipping(queue: Any) -> Iterator[Callable[[], int]]:
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.long)])
+@pytest.mark.thorough
 async def test_packets_that_change_while_they_are_read_are_results_or_errors(
     served: Any, small: Any, count: int
 ) -> None:

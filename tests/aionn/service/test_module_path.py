@@ -110,7 +110,7 @@ def test_command_executes_nothing_of_the_working_directory(folder: Folder, argum
     assert "stray" not in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_installed_command_executes_nothing_of_the_working_directory(folder: Folder) -> None:
     command = Path(sys.executable).with_name("aionn")
     if not command.exists():
@@ -142,7 +142,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("python_path", [f"{os.pathsep}.", None])
 def test_driver_beside_the_script_is_found_from_any_working_directory(

@@ -545,6 +545,7 @@ print(hashlib.sha256("\\n".join(log).encode()).hexdigest(), clock.now_ns)
 """
 
 
+@pytest.mark.thorough
 def test_the_same_program_gives_the_same_order(repository: object) -> None:
     outputs = set()
     for hash_seed in ("0", "random"):

@@ -180,6 +180,7 @@ def test_marked_tests_run_on_virtual_time_and_others_do_not(
     assert len(outcomes(finished)) == 10
 
 
+@pytest.mark.thorough
 def test_mistakes_are_told(tmp_path: Path, repository: Path) -> None:
     finished = run_pytest(tmp_path, repository, HEAD + FAILING)
     assert outcomes(finished) == {
@@ -199,6 +200,7 @@ def test_mistakes_are_told(tmp_path: Path, repository: Path) -> None:
         assert message in finished.stdout
 
 
+@pytest.mark.thorough
 def test_pytest_starts_without_us(tmp_path: Path, repository: Path) -> None:
     finished = run_pytest(tmp_path, repository, IDLE)
     assert outcomes(finished) == {"test_nothing_is_imported": "PASSED"}, finished.stdout

@@ -116,6 +116,7 @@ def _break(shared: Any, share: float, times: int) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.thorough
 def test_changed_models_are_valid_or_refused(shared):
     counts = _break(shared, 0.02, 6)
     assert counts["refused"] > 300 and counts["valid"] > 30

@@ -245,6 +245,7 @@ async def test_streams_continue_when_the_process_dies(caplog: pytest.LogCaptureF
     assert "the streams continue without it" in caplog.text
 
 
+@pytest.mark.thorough
 async def test_many_connections_are_bounded_and_open_tabs_stay() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))

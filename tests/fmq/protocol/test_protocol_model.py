@@ -12,6 +12,7 @@ import pytest
 @pytest.mark.parametrize("may_die", [False, True], ids=["", "a process may die"])
 @pytest.mark.parametrize("event_reader", [False, True], ids=["futex", "eventfd"])
 @pytest.mark.parametrize("order", ["TSO", "RELAXED"])
+@pytest.mark.thorough
 def test_the_ring_loses_nothing_and_nobody_sleeps_for_ever(
     protocol: ModuleType, order: str, event_reader: bool, may_die: bool
 ) -> None:
@@ -21,6 +22,7 @@ def test_the_ring_loses_nothing_and_nobody_sleeps_for_ever(
 
 # RELAXED also drains a store buffer in the order of TSO: whatever that allows is among its states.
 @pytest.mark.parametrize("order", [pytest.param("TSO", marks=pytest.mark.long), "RELAXED"])
+@pytest.mark.thorough
 def test_a_ring_of_two_slots_wraps(protocol: ModuleType, order: str) -> None:
     assert protocol.ring(protocol.Ring(capacity=2, messages=3), order, may_die=True).explore() > 10_000
 

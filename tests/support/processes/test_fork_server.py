@@ -96,6 +96,7 @@ def told(
 
 
 @pytest.mark.parametrize("options", [{"start_new_session": True}, {"process_group": 0}, {}], ids=str)
+@pytest.mark.thorough
 def test_forked_process_is_as_an_executed_one(
     forking: ForkedStarts, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_forked_process_is_as_an_executed_one(
         ),
     ],
 )
+@pytest.mark.thorough
 def test_forked_program_is_as_an_executed_one(
     forking: ForkedStarts, form: str, options: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

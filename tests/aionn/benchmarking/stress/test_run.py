@@ -90,7 +90,7 @@ async def test_killed_clients_do_not_disturb_the_others(model: Path) -> None:
     assert ended.count >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.usefixtures("wrong_drivers")
 @pytest.mark.parametrize(
     ("driver", "result"), [("dies", "CRASH"), pytest.param("fails", "FAILURE", marks=pytest.mark.long)]

@@ -32,7 +32,7 @@ def told(report: SoakReport) -> list[str]:
     return [*report.failures, *report.hangs, *report.left_behind]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_short_soak_has_right_answers_and_leaves_nothing() -> None:
     states = []
     report = await soak(["reference"], SHORT_S, seed=1, progress=states.append)
@@ -279,6 +279,7 @@ def leaking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("leaking")
+@pytest.mark.thorough
 def test_command_tells_of_a_leak_by_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,6 +111,7 @@ async def test_reference_passes_a_share_of_the_data(
     assert set(report.by_check) >= {"general", "dynamic_shape", "signed_coupling"}
 
 
+@pytest.mark.thorough
 async def test_reference_passes_in_driver_processes(data: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     report = await run_suite("reference", data, contains="l2_pool_float", jobs=2)
@@ -131,7 +132,7 @@ async def test_reference_passes_all_of_the_data(data: Path, mode: Mode, isolatio
     assert report.by_check["signed_coupling"].total == COUPLED_COUNT
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_nothing_grows_with_the_number_of_models(data: Path, reference: Device) -> None:
     async def make() -> Device:
         return reference

@@ -194,6 +194,7 @@ def test_inputs_that_have_to_be_positive_are() -> None:
     assert number > case.model.main.operands[0].zero_point
 
 
+@pytest.mark.thorough
 def test_large_graphs_are_linked() -> None:
     for test in GRAPH_TESTS:
         if test.operation_count > 5:

@@ -285,6 +285,7 @@ async def test_reference_agrees_on_graphs_of_all_kinds(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [24, pytest.param(120, marks=pytest.mark.long)])
+@pytest.mark.thorough
 async def test_graphs_are_shared_by_processes(count: int) -> None:
     seen, seeds = [], range(40, 40 + count)
     report = await run_random_suite("reference", seeds, jobs=2, progress=lambda t, n: seen.append(n))

@@ -155,6 +155,7 @@ async def fuzz_requests(models: Sequence[tuple[CtsTest, Model]], times: int) -> 
     return seen
 
 
+@pytest.mark.thorough
 async def test_mutated_models_are_refused_or_served(models: list[tuple[CtsTest, Model]]) -> None:
     seen = await fuzz_models(models, 1)
     assert seen[NONE] > MODELS // 50 and seen[ErrorStatus.INVALID_ARGUMENT] > MODELS // 2

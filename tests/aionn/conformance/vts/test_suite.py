@@ -146,6 +146,7 @@ def test_sample_has_every_operation(tests: Sequence[CtsTest]) -> None:
         pytest.param(LoopReferenceDevice, 1, 40, marks=pytest.mark.long),
     ],
 )
+@pytest.mark.thorough
 async def test_reference_passes_in_this_process(
     tests: Sequence[CtsTest], kind: type[ReferenceDevice | LoopReferenceDevice], step: int, data_step: int
 ) -> None:
@@ -364,6 +365,7 @@ async def test_reports_are_whole_and_self_contained() -> None:
     assert "own/failing[x]" in page and "&lt;&amp;" in page
 
 
+@pytest.mark.thorough
 def test_command_writes_all_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     junit, page = tmp_path / "report.xml", tmp_path / "report.html"
     arguments = ["conformance", "reference", "--suite", "vts", "-k", "basics/", "--isolation", "in_process"]
@@ -402,6 +404,7 @@ TestContract = suite(
 """
 
 
+@pytest.mark.thorough
 def test_drivers_author_has_the_suite_as_pytest_tests(tmp_path: Path, repository: Path) -> None:
     (tmp_path / "test_driver.py").write_text(FACE)
     path = os.pathsep.join(filter(None, (str(repository), os.environ.get("PYTHONPATH"))))

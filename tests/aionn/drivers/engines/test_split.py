@@ -71,7 +71,7 @@ def draw(shared: Path, share: int) -> list[CtsTest]:
     return [t for t in tests if chosen.random() < (8 if len(t.main.operations) > 1 else 1) / share]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("share", "more_than"), [(SHARE, 0), pytest.param(SHARE_LONG, 15, marks=pytest.mark.long)]
 )

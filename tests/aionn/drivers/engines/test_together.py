@@ -76,7 +76,7 @@ def check(counts: dict[str, int]) -> None:
     assert all(count >= ROUNDS_MIN * ITEMS and count % ITEMS == 0 for count in counts.values())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_streams_on_all_engines_give_the_results_of_each_alone(example_data: Path) -> None:
     with anyio.fail_after(LIMIT_S):
         check(await _streams(example_data, 0.1))

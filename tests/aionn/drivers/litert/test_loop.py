@@ -78,6 +78,7 @@ def run(work: Callable[[WatchedSelector], Any]) -> Any:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolation", ["process", "in_process"])
+@pytest.mark.thorough
 def test_running_model_holds_the_loop_for_less_than_a_millisecond(isolation: str) -> None:
     found = run(lambda selector: holds(selector, isolation))
     whole = [held_s for held_s, took_s in found if took_s > 5 * HELD_S_MAX]

@@ -230,7 +230,7 @@ async def test_driver_processes_give_the_same_outputs(
                 assert result.outputs[0].tobytes() == engine.compute(values)[0].tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family",
     [

@@ -290,6 +290,7 @@ async def test_damaged_cache_fails_and_nothing_else(small: Any) -> None:
         _restore(device, whole).release()
 
 
+@pytest.mark.thorough
 def test_use_is_not_reported_to_the_makers_of_the_engine(tmp_path: Path) -> None:
     code = (
         "import anyio, aionn\n"

@@ -129,6 +129,7 @@ def test_processor_is_described() -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("isolation", ["in_process", "process"])
+@pytest.mark.thorough
 def test_use_is_not_reported_to_the_makers_of_openvino(tmp_path: Path, isolation: str) -> None:
     code = (
         "import anyio, aionn, sys, threading\n"

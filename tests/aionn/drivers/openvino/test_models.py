@@ -144,7 +144,7 @@ def with_halves_to_even(g: Graph, name: str, like: Value) -> str:
     return g.emit("QuantizeLinear", [name, scale, zero_point])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "steps"),
     [
@@ -160,7 +160,7 @@ async def test_network_that_amplifies_a_step_gives_openvino_s_results_with_its_h
     await compare(shared / "models" / f"{name}.tflite", steps)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["int8", "uint8"])
 async def test_spoken_digits_give_openvino_s_results(shared: Path, form: str) -> None:
@@ -213,7 +213,7 @@ async def compare_layers(path: Path, folder: Path, count: int, step: int = 1) ->
     return len(compared)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_layers_of_a_network_of_integers_gives_openvino_s_results(
     example_data: Path, tmp_path: Path
 ) -> None:
@@ -241,6 +241,7 @@ def peer_results(name: str, values: Sequence[Array]) -> list[Array]:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.thorough
 async def test_exported_file_gives_openvino_s_results(name: str) -> None:
     values = drawn(name)
     names = [one.name for one in read_model((FOLDER / f"{name}.onnx").read_bytes()).graph.inputs]

@@ -34,6 +34,7 @@ def product(factors: np.ndarray, kind: OperandType, axes: list[int]) -> Model:
 @pytest.mark.parametrize(
     ("shape", "axes"), [((1, 16, 1), [1]), ((3, 16), [1]), ((2, 2, 4), [0, 2]), ((1, 16), [0, 1])]
 )
+@pytest.mark.thorough
 async def test_products_do_not_overflow_in_parts(
     kind: OperandType, shape: tuple[int, ...], axes: list[int]
 ) -> None:

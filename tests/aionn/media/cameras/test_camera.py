@@ -517,6 +517,7 @@ def test_missing_camera_is_waited_for_if_the_policy_says_so(really):
     assert one.holds_nothing
 
 
+@pytest.mark.thorough
 def test_two_cameras_run_at_a_time(really, filming):
     left, right = FakeCamera("Left"), FakeCamera("Right")
     system = FakeSystem({"/dev/video0": left, "/dev/video1": right})

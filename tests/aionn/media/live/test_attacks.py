@@ -62,6 +62,7 @@ REQUESTS = {
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 60))]
 )
+@pytest.mark.thorough
 def test_random_events_break_no_promise(really, seed, keep):
     chance = random.Random(seed)
     system = FakeSystem()
@@ -274,6 +275,7 @@ assert one.holds_nothing
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.thorough
 def test_loop_that_ends_with_an_open_source_leaves_no_thread_that_keeps_the_process(repository):
     """A program that returns from its main task without closing, and one that is interrupted, end by themselves."""
     program = """

@@ -67,6 +67,7 @@ def constant(r: random.Random) -> np.ndarray | None:
     return None
 
 
+@pytest.mark.thorough
 def test_any_application_of_an_operator_has_output_types_or_is_an_invalid_model(
     pytestconfig: pytest.Config,
 ) -> None:

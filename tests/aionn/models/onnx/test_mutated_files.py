@@ -31,7 +31,7 @@ def imported(repository: Path, folder: Path, seed: int, count: int, seconds: flo
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_mutated_files_are_imported_or_rejected(repository: Path, tmp_path: Path) -> None:
     figures = imported(repository, tmp_path, 0, ORDINARY, WATCHDOG_S)
     assert 0 < figures["read"] < ORDINARY

@@ -210,6 +210,7 @@ def test_what_operators_imply_cannot_outgrow_the_file(tflite):
         tracemalloc.stop()
 
 
+@pytest.mark.thorough
 def test_compositions_cannot_unfold_without_end(tflite):
     # 300 running sums over 250 steps each would be 75,000 operations from a file of a few kilobytes.
     t = tflite

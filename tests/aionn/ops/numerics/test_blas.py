@@ -81,6 +81,7 @@ def test_only_the_families_that_are_named_multiply_matrices() -> None:
     assert found == set(PRODUCT_FAMILIES)
 
 
+@pytest.mark.thorough
 def test_result_is_the_same_in_processes_with_other_environments() -> None:
     program = (
         "import numpy as np, sys\n"

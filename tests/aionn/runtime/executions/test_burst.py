@@ -83,6 +83,7 @@ async def test_stream_outputs_are_read_only_views(
             assert result.outputs[0].base is not None
 
 
+@pytest.mark.thorough
 async def test_many_executions_wait_for_slots(
     any_runtime: aionn.Runtime, digits: Path, silence: Values
 ) -> None:
@@ -261,6 +262,7 @@ async def test_polling_windows_are_the_drivers_and_the_bursts_unless_power_is_to
                 np.testing.assert_array_equal((await burst.execute([silence])).outputs[0], expected)
 
 
+@pytest.mark.thorough
 async def test_failed_execution_falls_back_where_that_is_allowed(
     digits: Path, silence: Values, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ async def test_chain_of_cut_executions_takes_no_descriptors(kinds: list[Operatio
         assert descriptors() <= before + 2, "the memory of one link serves the one after the next"
 
 
+@pytest.mark.thorough
 async def test_batch_behind_one_fence_starts_in_one_turn() -> None:
     """As many executions as there are: all wait for their devices a turn or two after the fence, none for another's turn."""
     async with aionn.open(devices=two_devices(), isolation="in_process") as runtime:

@@ -157,6 +157,7 @@ async def test_slot_outlives_its_burst_and_executes_nothing_more(
         burst.lend()
 
 
+@pytest.mark.thorough
 def test_slot_is_lent_to_a_thread(digits: Path, silence: Values) -> None:
     with aionn.blocking.open(drivers=["reference"]) as runtime, runtime.compile(digits) as net:
         expected = net.execute([silence]).outputs[0]

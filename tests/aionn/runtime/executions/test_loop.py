@@ -123,6 +123,7 @@ async def test_loop_is_never_held_by_a_large_model(shared: Path, tmp_path: Path,
     assert len(held) == 9
 
 
+@pytest.mark.thorough
 async def test_chain_of_fenced_executions_over_two_devices() -> None:
     """Each link waits for the one before, on the other device; the last signals after all, and no link takes a descriptor."""
     from aionn.drivers.reference import ReferenceDevice

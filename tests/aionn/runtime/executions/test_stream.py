@@ -560,6 +560,7 @@ def test_stream_on_uvloop(digits: Path, repository: Path) -> None:
     assert (done.stdout, done.stderr) == ("20\n", "")
 
 
+@pytest.mark.thorough
 async def test_dropped_stream_ends_at_once_though_items_were_late(
     net: aionn.Compilation, runtime: aionn.Runtime
 ) -> None:

@@ -128,6 +128,7 @@ def test_first_frame_moves_a_reservation_whose_phase_was_chosen():
 
 
 @pytest.mark.parametrize("drift_ppm", [150.0, -150.0])
+@pytest.mark.thorough
 def test_reservation_follows_a_drift(drift_ppm):
     async def main(trial):
         async with contextlib.AsyncExitStack() as stack:
@@ -155,6 +156,7 @@ async def neighbours(trial, stack, count, *, moving_ms=21.5, **moves):
     return still, await opened(trial, stack, phase_ns=phase_ns, count=count, **SHORT, **moves)
 
 
+@pytest.mark.thorough
 def test_drift_into_another_stream_ends_the_reservation_that_moves_and_no_other():
     async def main(trial):
         async with contextlib.AsyncExitStack() as stack:
@@ -216,6 +218,7 @@ def test_change_of_terms_keeps_the_phase():
     Trial(npu()).play(main)
 
 
+@pytest.mark.thorough
 def test_floods_take_nothing_from_streams_with_phases():
     async def main(trial):
         seen = []

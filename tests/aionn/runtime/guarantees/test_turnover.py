@@ -49,6 +49,7 @@ def test_ended_reservation_of_an_idle_slot_is_free_immediately():
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 60))])
+@pytest.mark.thorough
 def test_streams_that_come_and_go_lose_no_frame_without_a_label(seed):
     source = random.Random(seed)
     frames = []

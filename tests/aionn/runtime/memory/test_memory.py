@@ -41,6 +41,7 @@ async def net(runtime: aionn.Runtime) -> AsyncIterator[aionn.Compilation]:
 # Shared memory
 
 
+@pytest.mark.thorough
 async def test_shared_memory_is_read_and_written_in_place(net: aionn.Compilation) -> None:
     with aionn.SharedMemory.from_array(X) as source, aionn.SharedMemory.create((3,), np.float32) as target:
         result = await net.execute([source], outputs=[target])

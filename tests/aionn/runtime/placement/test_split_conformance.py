@@ -54,6 +54,7 @@ def draw(data: Path, seed: int, share: int) -> list[CtsTest]:
     [(SHARE, 15, 4), pytest.param(SHARE_LONG, 200, 60, marks=pytest.mark.long)],
 )
 @pytest.mark.parametrize("seed", [1])
+@pytest.mark.thorough
 async def test_share_of_the_data_passes_on_a_split_device(
     data: Path, seed: int, share: int, more_than: int, cut_more_than: int
 ) -> None:
@@ -101,6 +102,7 @@ FAILING_SHARES = [
 @pytest.mark.parametrize("share", FAILING_SHARES)
 @pytest.mark.parametrize("index", range(len(SPLIT)))
 @pytest.mark.parametrize("fail_at", ["prepare", "run"])
+@pytest.mark.thorough
 async def test_share_of_the_data_passes_with_a_device_that_fails(
     data: Path, fail_at: str, index: int, share: FailingShare
 ) -> None:
@@ -158,6 +160,7 @@ async def test_without_leave_to_fall_back_only_what_cannot_be_cut_fails(data: Pa
 
 
 @pytest.mark.parametrize("seeds", [10, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.thorough
 async def test_random_graphs_give_the_same_on_a_split_device(seeds: int) -> None:
     cut = 0
     async with aionn.open(devices=split_devices(5), drivers=["reference"], isolation="in_process") as runtime:
@@ -188,6 +191,7 @@ def cut_test(data: Path) -> CtsTest:
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("fail_at", ["prepare", "run"])
 @pytest.mark.parametrize("failure", [GeneralFailure, DeviceUnavailable, DeadObject, ResourceExhausted])
+@pytest.mark.thorough
 async def test_failing_device_is_made_good_or_told(data: Path, fail_at: str, failure: type[Error]) -> None:
     test = cut_test(data)
     broken = SplitDevice(0, 1, fail_at=fail_at, failure=lambda: failure("planted"))

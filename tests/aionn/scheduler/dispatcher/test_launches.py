@@ -203,6 +203,7 @@ async def test_job_that_takes_the_slot_of_another_also_preempts_what_that_one_pr
 
 @pytest.mark.parametrize("slot_count", [1, 2])
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 200), marks=pytest.mark.long)], ids=str)
+@pytest.mark.thorough
 def test_whatever_happens_at_the_same_time_none_launches_without_a_slot_or_is_rejected_early(
     seeds, slot_count
 ):

@@ -291,6 +291,7 @@ def test_many_kinds_of_links_without_room_do_not_hide_a_node_with_room():
 
 
 @pytest.mark.parametrize("count", [10, 300])
+@pytest.mark.thorough
 def test_a_decision_looks_at_few_nodes_however_many_there_are(count: int):
     plan = FleetPlan([node(f"n{i}") for i in range(count)])
     tested = []

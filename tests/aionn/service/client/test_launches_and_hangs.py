@@ -198,6 +198,7 @@ async def test_death_tells_every_callback_once(background: Any, small: Any) -> N
         pytest.param("hold the GIL", "reusable fenced", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.thorough
 async def test_device_that_hangs_ends_its_process(
     background: Any, small: Any, monkeypatch: pytest.MonkeyPatch, how: str, by: str, capfd: Any
 ) -> None:

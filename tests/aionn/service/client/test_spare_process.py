@@ -126,6 +126,7 @@ async def test_spare_process_makes_no_device_before_it_is_needed(
     await device.aclose()
 
 
+@pytest.mark.thorough
 async def test_spare_process_executes_what_its_files_say_when_it_is_needed(
     background: Background, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def command_line(pid: int) -> list[str]:
 
 
 @pytest.mark.forked("none")
+@pytest.mark.thorough
 async def test_spare_process_has_the_command_line_of_any_other(background: Background) -> None:
     device = RemoteDevice("reference", "reference", background.tasks, spare=True, hang_after_s=600.0)
     await device.connect()

@@ -82,6 +82,7 @@ async def test_threads_of_a_process_that_serves_pass_the_interpreters_lock_on_ea
 
 
 @pytest.mark.parametrize("how", [pytest.param("support", marks=pytest.mark.long), "prepare"])
+@pytest.mark.thorough
 async def test_no_execution_waits_until_the_model_of_another_client_is_checked(
     modules: Path, repository: Path, background: Any, small: Any, how: str
 ) -> None:

@@ -197,6 +197,7 @@ async def test_client_that_reads_no_answers_holds_nobody_up(served: Any, small: 
     raw.close()
 
 
+@pytest.mark.thorough
 async def test_many_connections_leave_nothing(served: Any, small: Any) -> None:
     raw = await served.raw().hello()
     raw.close()

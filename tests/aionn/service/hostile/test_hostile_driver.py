@@ -162,6 +162,7 @@ async def _watch_pids(device: Any, pids: set[int]) -> None:
 @pytest.mark.parametrize(
     "attack", [a if is_sampled(a) else pytest.param(a, marks=pytest.mark.long) for a in ATTACKS]
 )
+@pytest.mark.thorough
 async def test_application_goes_on_beside(
     attack: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

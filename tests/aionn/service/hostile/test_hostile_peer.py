@@ -135,6 +135,7 @@ def scene(peer: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("step", [SAMPLE, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.thorough
 def test_client_is_served_beside_an_attack_and_nothing_of_it_stays(
     scene: Scene, family: str, step: int
 ) -> None:
@@ -200,6 +201,7 @@ def test_client_gets_results_or_the_reason_while_the_server_drains_beside_an_att
     assert "Traceback" not in server.log(), server.log()[-4000:]
 
 
+@pytest.mark.thorough
 def test_every_attack_is_tried(peer: tuple[Path, Path]) -> None:
     listed = subprocess.run([str(peer[0]), "list"], capture_output=True, text=True, check=True).stdout.split()
     assert sorted(listed) == sorted(

@@ -138,6 +138,7 @@ def test_operand_with_many_channels_is_a_part_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("where", ["dimensions", "scales", "inputs"])
+@pytest.mark.thorough
 def test_lists_of_millions_are_rejected_before_they_are_decoded(where: str) -> None:
     # One byte each: their decoding would keep the event loop for a tenth of a second, without a step in between.
     model, many = chain(1), (1,) * 4_000_000
@@ -184,6 +185,7 @@ def test_bytes_of_constants_are_bounded_together_with_the_rest() -> None:
             in_memory(msgspec.msgpack.encode(InMemory("PrepareModel", True, 7, 100, values_bytes)))
 
 
+@pytest.mark.thorough
 def test_what_is_too_large_to_be_received_is_not_sent() -> None:
     with pytest.raises(InvalidArgument, match="GetMemories: expected at most"):
         encode(Call(1, GetMemories(1, tuple(range(100_000)))))
@@ -526,6 +528,7 @@ async def test_large_reply_that_nobody_waits_for_is_not_read(monkeypatch: pytest
 
 
 @pytest.mark.forked("any")
+@pytest.mark.thorough
 def test_server_that_receives_large_messages_ends_when_it_is_told_to(tmp_path: Any, repository: Any) -> None:
     path = tmp_path / "server.sock"
     environment = {**os.environ, "PYTHONPATH": str(repository)}
