@@ -151,8 +151,8 @@ CASES: list[tuple[str, dict[str, str | None], Severity, str]] = [
     (
         "preemption",
         {"/sys/kernel/debug/sched/preempt": "(none) voluntary full"},
-        NOTE,
-        "none: a long system call",
+        WARNING,
+        "none: system calls",
     ),
     ("preemption", {"/sys/kernel/debug/sched/preempt": None}, FINE, "full"),
     (
@@ -167,7 +167,7 @@ CASES: list[tuple[str, dict[str, str | None], Severity, str]] = [
             "/sys/kernel/debug/sched/preempt": None,
             "kernel config": "# CONFIG_PREEMPT is not set\nCONFIG_PREEMPT_NONE=y",
         },
-        NOTE,
+        WARNING,
         "none:",
     ),
     ("preemption", {"/proc/version": "Linux version 6.12 #1 SMP PREEMPT_RT"}, FINE, "PREEMPT_RT"),
