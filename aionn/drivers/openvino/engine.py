@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import logging
 import re
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -58,7 +58,7 @@ __all__ = ["CompiledModel", "Slot", "compiled_model", "describe", "loaded_model"
 
 _logger = logging.getLogger("aionn.driver")
 
-_FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
+_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, MemoryError)
 """The exceptions of OpenVINO, and of its Python package for arguments."""
 
 LARGE_BYTES = 1 << 20
@@ -83,11 +83,18 @@ _NODE_NAME = re.compile(r"#(\d+)\.")
 """Where the name of a node has the index of its operation."""
 
 
-@functools.cache
+_cores: list[Any] = []
+_core_turn = threading.Lock()
+
+
 def _core() -> Any:
     """The process's one core: its plugins are loaded once. Each that is loaded gives its thread a signal stack and unmaps it in
-    the end: after several that are not nested, the next signal would end the process."""
-    return ov.Core()
+    the end: after several that are not nested, the next signal would end the process. Devices ask for it in threads of their own.
+    """
+    with _core_turn:
+        if not _cores:
+            _cores.append(ov.Core())
+        return _cores[0]
 
 
 def describe(device: str) -> Description:
@@ -133,7 +140,10 @@ def _failure(where: str, error: BaseException) -> Error:
     return GeneralFailure(f"{where}: OpenVINO failed; the log has its message")
 
 
-def _rejected(error: BaseException) -> Unsupported:
+def _rejected(error: BaseException) -> Unsupported | Error:
+    """The exception for a model that OpenVINO does not read, compile or import."""
+    if is_out_of_memory(error):
+        return _failure("prepare_model", error)
     _logger.debug("OpenVINO rejects a model: %s", error)
     return Unsupported(f"OpenVINO rejects it: {short_text(error)}")
 
@@ -145,8 +155,6 @@ def _read(file: bytes) -> Any:
         with MemoryFile() as copy:
             copy.write(file)
             return _core().read_model(copy.path)
-    except MemoryError as e:
-        raise _failure("prepare_model", e) from e
     except _FAILURES as e:
         raise _rejected(e) from e
 
@@ -176,10 +184,8 @@ def rejected_operations(lowered: Lowered, device: str, properties: Mapping[str, 
 def _compiled(file: bytes, device: str, properties: Mapping[str, str]) -> Any:
     try:
         return _core().compile_model(_read(file), device, dict(properties))
-    except MemoryError as e:
-        raise _failure("prepare_model", e) from e
     except _FAILURES as e:
-        if device != "CPU":
+        if device != "CPU" or is_out_of_memory(e):
             raise _rejected(e) from e
         _logger.debug("OpenVINO fails to compile with its passes for 8 bits: %s", short_text(e))
     try:
@@ -261,9 +267,12 @@ def compiled_model(
     first = _compiled(lowered.file, description.device, properties)
     if terms_of(description).model_count == 1:
         return CompiledModel([first], b"")
-    if not _is_exported(first):
-        return _compiled_each(lowered.file, description, properties)
-    return _with_others(first, _exported(first), description, properties)
+    if _is_exported(first):
+        try:
+            return _with_others(first, _exported(first), description, properties)
+        except (OSError, Unsupported) as e:
+            _logger.debug("OpenVINO does not copy a compiled model: %s", e)
+    return _compiled_each(lowered.file, description, properties, first)
 
 
 def loaded_model(
@@ -279,9 +288,12 @@ def loaded_model(
     return _with_others(_imported(file, description.device, properties), file, description, properties)
 
 
-def _compiled_each(file: bytes, description: Description, properties: Mapping[str, str]) -> CompiledModel:
-    count = terms_of(description).model_count
-    return CompiledModel([_compiled(file, description.device, properties) for _ in range(count)], file)
+def _compiled_each(
+    file: bytes, description: Description, properties: Mapping[str, str], *models: Any
+) -> CompiledModel:
+    """Compiles a lowered model as often as it is needed, less the compiled models that are there."""
+    missing = range(terms_of(description).model_count - len(models))
+    return CompiledModel([*models, *(_compiled(file, description.device, properties) for _ in missing)], file)
 
 
 def _with_others(
@@ -298,11 +310,17 @@ class Slot(OnnxSlot):
     Args:
         compiled: OpenVINO's compiled model.
         lowered: The model.
+
+    Raises:
+        Error: OpenVINO makes no request.
     """
 
     def __init__(self, compiled: Any, lowered: Lowered) -> None:
         super().__init__(lowered)
-        self._request = compiled.create_infer_request()
+        try:
+            self._request = compiled.create_infer_request()
+        except _FAILURES as e:
+            raise _failure("prepare_model", e) from e
         self._wait = engine_call(self._request.wait)
         self._dtypes = [np.dtype(argument.dtype) for argument in self.arguments]
         self._sizes = [argument.shape for argument in self.arguments]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import abc
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,7 +27,14 @@ from aionn.drivers.kit.caching import CacheContents, checked_structure, file_byt
 from aionn.drivers.kit.engines.asked import KEPT_NS, Asked, asked_about
 from aionn.drivers.kit.engines.installed import thread_count
 from aionn.drivers.kit.engines.support import Unsupported, single_operation_model
-from aionn.errors import Error, GeneralFailure, InvalidArgument, MissedDeadline, ResourceExhausted
+from aionn.errors import (
+    DeviceUnavailable,
+    Error,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadline,
+    ResourceExhausted,
+)
 from aionn.hal import (
     Capabilities,
     DeviceInfo,
@@ -55,6 +62,8 @@ __all__ = [
 ]
 
 MEMORY_BYTES_MAX = 1 << 30
+
+_T = TypeVar("_T")
 
 
 def measured_capabilities(float_time: float, signed_time: float) -> Capabilities:
@@ -122,6 +131,19 @@ class EngineDevice(BlockingDevice):
         self._found: tuple[Model, LoweredModel] | None = None
         self._asked: Asked | None = None
         self._end_of_asked: Callable[[], None] = lambda: None
+
+    async def _in_pieces(self, priority: Priority, deadline_ns: int | None, call: Callable[[], _T]) -> _T:
+        """See the base class. The engine is imported with the first model."""
+
+        def run() -> _T:
+            try:
+                return call()
+            except ImportError as e:
+                raise DeviceUnavailable(
+                    f"{self.info.name}: its engine is installed and cannot be imported: {e}"
+                ) from e
+
+        return await super()._in_pieces(priority, deadline_ns, run)
 
     @abc.abstractmethod
     def lower(self, model: Model) -> LoweredModel:

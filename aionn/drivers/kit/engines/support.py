@@ -15,8 +15,11 @@ __all__ = ["Unsupported", "is_out_of_memory", "part_of", "short_text", "single_o
 _TEXT_MAX = 300
 """Characters of an engine's message that an error quotes: its first sentences, before a trace of its own."""
 
-_NO_MEMORY = re.compile(r"bad_alloc|(?<!-)\ballocate\b")
-"""Parts of engines' messages where the memory was exhausted: "failed to allocate", and not "the pre-allocated output"."""
+_NO_MEMORY = re.compile(
+    r"bad_alloc|(?<!-)\ballocate\b|OUT_OF_(HOST_MEMORY|DEVICE_MEMORY|RESOURCES)|OBJECT_ALLOCATION_FAILURE|max size of memory"
+)
+"""Parts of engines' messages where the memory was exhausted: "failed to allocate", and not "the pre-allocated output"; the names of
+OpenCL's and Level Zero's errors; and "[GPU] Exceeded max size of memory object allocation"."""
 
 
 class Unsupported(Exception):

@@ -96,6 +96,19 @@ async def test_runtime_goes_on_without_it(
         assert compilation.devices == ("reference",)
 
 
+async def test_engine_that_cannot_be_imported_makes_the_device_unavailable_when_a_model_comes(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, small: Any
+) -> None:
+    # A library that it needs is missing, for example.
+    monkeypatch.delattr(f"{engine.folder}.engine", raising=False)
+    monkeypatch.setitem(sys.modules, f"{engine.folder}.engine", None)
+    async with engine.make() as device:
+        with pytest.raises(DeviceUnavailable, match=f"{engine.device}: its engine is installed and cannot be"):
+            await device.prepare_model(small.sum_model())
+    async with aionn.open(drivers=[engine.device, "reference"], isolation="in_process") as runtime:
+        assert (await runtime.compile(small.sum_model())).devices == ("reference",)
+
+
 @pytest.mark.sampled(3)
 def test_client_imports_nothing_of_the_engine(engine: Any) -> None:
     package = engine.module.partition(".")[0]

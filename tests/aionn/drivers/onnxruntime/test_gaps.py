@@ -182,6 +182,8 @@ async def test_padding_that_is_supported_has_the_shape_of_onnx(op_type: str, aut
             True,
         ),
         ("std::bad_alloc", True),
+        ("[GPU] Exceeded max size of memory object allocation: requested 4831838208 bytes", True),
+        ("L0 zeMemAllocHost result: ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY, code 0x70000002", True),
         ("the pre-allocated shapes must match; either supply unallocated output OrtValues", False),
         ("do not pre-allocate outputs of a model with dynamic shapes", False),
     ],

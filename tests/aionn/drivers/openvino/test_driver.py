@@ -369,7 +369,8 @@ async def test_compilation_that_takes_a_minute_is_answered_at_its_deadline(small
         started_s = time.monotonic()
         with pytest.raises(MissedDeadline):
             await runtime.compile(small.sum_model(), devices="slow", deadline=aionn.after(1.0))
-        assert time.monotonic() - started_s < 30
+    # Nor does the end of the runtime wait for the compilation.
+    assert time.monotonic() - started_s < 30
 
 
 @pytest.mark.slow
