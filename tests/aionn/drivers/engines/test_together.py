@@ -32,6 +32,10 @@ LONG_S = 600.0
 ALONE_S = 30.0
 """Time of each engine's streams by themselves, in the long form."""
 
+FLAT_OUT_S = 20.0
+PACE_S = 1 / 30
+"""Between two items of a camera."""
+
 SHARED_MAX = 2.0
 """Most processor time of an item, over that of the engine alone: cores share caches, and two threads of one core its units. Engines
 that hindered each other, by pools that spin or that are bound to one core, would take many times as much."""
@@ -61,13 +65,16 @@ def values_of(path: Path) -> list[Array]:
     return [generator.integers(-128, 128, shape).astype(np.int8) for _ in range(ITEMS)]
 
 
-async def _items(values: list[Array], end_s: float) -> AsyncIterator[Array]:
-    """Whole rounds of the values until a time, at least ``ROUNDS_MIN``."""
-    rounds = 0
+async def _items(values: list[Array], end_s: float, pace_s: float) -> AsyncIterator[Array]:
+    """Whole rounds of the values until a time, at least ``ROUNDS_MIN``, at a pace; 0 means as quickly as they are taken."""
+    rounds, next_s = 0, time.monotonic()
     while rounds < ROUNDS_MIN or time.monotonic() < end_s:
         rounds += 1
         for value in values:
             yield value
+            next_s += pace_s
+            if pace_s:
+                await anyio.sleep(max(0.0, next_s - time.monotonic()))
 
 
 def _processor_s(pid: int | None) -> float:
@@ -77,7 +84,9 @@ def _processor_s(pid: int | None) -> float:
     return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
-async def _streams(folder: Path, seconds: float, names: Sequence[str] = NAMES) -> Seen:
+async def _streams(
+    folder: Path, seconds: float, names: Sequence[str] = NAMES, *, pace_s: float = 0.0
+) -> Seen:
     """Streams of every model on every engine for a time."""
     counts: dict[str, int] = {}
     before: dict[str, float] = {}
@@ -88,7 +97,7 @@ async def _streams(folder: Path, seconds: float, names: Sequence[str] = NAMES) -
             alone = [(await burst.execute([value])).outputs[0].copy() for value in values]
             before.setdefault(device, _processor_s(runtime.device(device).pid))
             seen = 0
-            async for result in burst.stream(_items(values, time.monotonic() + seconds)):
+            async for result in burst.stream(_items(values, time.monotonic() + seconds, pace_s)):
                 # The same kernels, whatever runs beside them.
                 np.testing.assert_array_equal(result.outputs[0], alone[seen % ITEMS])
                 seen += 1
@@ -117,14 +126,16 @@ async def test_streams_on_all_engines_give_the_results_of_each_alone(example_dat
 
 
 @pytest.mark.long
-async def test_streams_on_all_engines_for_ten_minutes_give_the_results_and_take_the_time_of_each_alone(
-    example_data: Path,
+@pytest.mark.parametrize(("seconds", "pace_s"), [(FLAT_OUT_S, 0.0), (LONG_S, PACE_S)], ids=["flat out", "paced"])
+async def test_streams_on_all_engines_for_minutes_give_the_results_and_take_the_time_of_each_alone(
+    example_data: Path, seconds: float, pace_s: float
 ) -> None:
-    with anyio.fail_after(LONG_S + len(NAMES) * ALONE_S + LIMIT_S):
+    alone_s = min(seconds, ALONE_S)
+    with anyio.fail_after(seconds + len(NAMES) * alone_s + LIMIT_S):
         alone: dict[str, float] = {}
         for name in NAMES:
-            alone |= (await _streams(example_data, ALONE_S, [name])).processor_us
-        seen = await _streams(example_data, LONG_S)
+            alone |= (await _streams(example_data, alone_s, [name], pace_s=pace_s)).processor_us
+        seen = await _streams(example_data, seconds, pace_s=pace_s)
     print(f"alone {alone}, together {seen}")
     check(seen.counts)
     for name in NAMES:

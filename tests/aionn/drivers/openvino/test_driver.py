@@ -361,6 +361,46 @@ async def test_texts_of_openvino_are_logged_and_not_shown(
         await prepared.aclose()
 
 
+class NotedRequest:
+    """A request of OpenVINO that notes its calls."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls.append(name)
+        return getattr(self._request, name)
+
+
+@pytest.mark.parametrize("took_ns", [0, engine.SHORT_NS])
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_short_executions_alone_are_computed_without_another_thread(
+    took_ns: int, is_stopped: bool
+) -> None:
+    x = np.random.default_rng(4).random((16, 64), dtype=np.float32)
+    out = np.zeros(4096, np.uint8)
+    areas = [OutputArea(Operand(type=FLOAT, dimensions=(16, 64)), (16, 64), out)]
+    async with OpenvinoDevice() as device:
+        slot: Any = slot_for(device, sines())
+        slot.run([x], areas)
+        slot._request = request = NotedRequest(slot._request)
+        out[:] = 0
+        slot.begin()
+        slot._took_ns = took_ns
+        if is_stopped:
+            slot.stop()
+        try:
+            slot.run([x], areas)
+        except GeneralFailure:
+            assert is_stopped
+        else:
+            np.testing.assert_allclose(out.view(np.float32).reshape(16, 64), np.sin(x), atol=1e-6)
+        started = [name for name in request.calls if name in ("infer", "start_async")]
+        assert started == (["infer"] if took_ns == 0 and not is_stopped else ["start_async"])
+        assert request.calls.count("cancel") == (2 if is_stopped else 0)
+
+
 @pytest.mark.slow
 async def test_compilation_that_takes_a_minute_is_answered_at_its_deadline(small: Any) -> None:
     drivers = {"slow": "tests.aionn.drivers.openvino.hanging_devices:SlowDevice"}
