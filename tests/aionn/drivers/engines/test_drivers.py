@@ -103,7 +103,9 @@ async def test_engine_that_cannot_be_imported_makes_the_device_unavailable_when_
     monkeypatch.delattr(f"{engine.folder}.engine", raising=False)
     monkeypatch.setitem(sys.modules, f"{engine.folder}.engine", None)
     async with engine.make() as device:
-        with pytest.raises(DeviceUnavailable, match=f"{engine.device}: its engine is installed and cannot be"):
+        with pytest.raises(
+            DeviceUnavailable, match=f"{engine.device}: its engine is installed and cannot be"
+        ):
             await device.prepare_model(small.sum_model())
     async with aionn.open(drivers=[engine.device, "reference"], isolation="in_process") as runtime:
         assert (await runtime.compile(small.sum_model())).devices == ("reference",)

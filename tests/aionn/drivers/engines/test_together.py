@@ -126,7 +126,9 @@ async def test_streams_on_all_engines_give_the_results_of_each_alone(example_dat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("seconds", "pace_s"), [(FLAT_OUT_S, 0.0), (LONG_S, PACE_S)], ids=["flat out", "paced"])
+@pytest.mark.parametrize(
+    ("seconds", "pace_s"), [(FLAT_OUT_S, 0.0), (LONG_S, PACE_S)], ids=["flat out", "paced"]
+)
 async def test_streams_on_all_engines_for_minutes_give_the_results_and_take_the_time_of_each_alone(
     example_data: Path, seconds: float, pace_s: float
 ) -> None:

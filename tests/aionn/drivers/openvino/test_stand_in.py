@@ -157,9 +157,12 @@ async def test_compilation_of_another_version_of_the_device_s_driver_is_not_used
     model = sines(is_relaxed=True)
     for version, is_kept in (("17014", False), ("17014", True), ("17015", False), ("17015", True)):
         device, stand_in = make("openvino-npu", msgspec.structs.replace(NPU, driver_version=version))
-        async with device, aionn.open(devices=[device], drivers=[]) as runtime:
-            async with await runtime.compile(model, cache_dir=tmp_path, cache_token=bytes(32)) as net:
-                assert net.from_cache == is_kept
+        async with (
+            device,
+            aionn.open(devices=[device], drivers=[]) as runtime,
+            await runtime.compile(model, cache_dir=tmp_path, cache_token=bytes(32)) as net,
+        ):
+            assert net.from_cache == is_kept
         assert ("import" in [what for what, _ in stand_in.asked]) == is_kept
 
 
