@@ -102,7 +102,13 @@ class Slot(Protocol):
 
 
 class StoppableSlot(Slot, Protocol):
-    """A slot whose run another thread can stop."""
+    """A slot whose run another thread can stop.
+
+    Attributes:
+        is_brief: Whether the next run is certain to be so short that nobody stops it.
+    """
+
+    is_brief: bool
 
     def begin(self) -> None:
         """Takes back an earlier ``stop``. Before each run, and before another thread may stop it."""
@@ -429,6 +435,8 @@ class StoppablePreparedModel(EnginePreparedModel):
         slot = self._idle.pop()
         try:
             slot.begin()
+            if slot.is_brief:
+                return slot.run(inputs, outputs)
             with self.interruptible(control, slot.stop):
                 return slot.run(inputs, outputs)
         except Error:

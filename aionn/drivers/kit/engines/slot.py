@@ -34,7 +34,12 @@ class BoundSlot(abc.ABC, Generic[T]):
         outputs: Its outputs.
         shapes: The outputs' shapes as the HAL has them; empty where only the execution knows.
         drop: Called with a result of ``bind_arrays`` that is used no more.
+
+    Attributes:
+        is_brief: Whether the next run is certain to be so short that nobody stops it; False where nothing is known of that.
     """
+
+    is_brief = False
 
     def __init__(
         self,

@@ -361,33 +361,36 @@ async def test_texts_of_openvino_are_logged_and_not_shown(
         await prepared.aclose()
 
 
-class NotedRequest:
-    """A request of OpenVINO that notes its calls."""
-
-    def __init__(self, request: Any) -> None:
-        self._request = request
-        self.calls: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        self.calls.append(name)
-        return getattr(self._request, name)
-
-
-@pytest.mark.parametrize("took_ns", [0, engine.SHORT_NS])
+@pytest.mark.parametrize("is_brief", [False, True])
 @pytest.mark.parametrize("is_stopped", [False, True])
-async def test_short_executions_alone_are_computed_without_another_thread(
-    took_ns: int, is_stopped: bool
+async def test_brief_executions_alone_are_computed_without_another_thread(
+    monkeypatch: pytest.MonkeyPatch, is_brief: bool, is_stopped: bool
 ) -> None:
     x = np.random.default_rng(4).random((16, 64), dtype=np.float32)
     out = np.zeros(4096, np.uint8)
     areas = [OutputArea(Operand(type=FLOAT, dimensions=(16, 64)), (16, 64), out)]
+    calls: list[str] = []
+    (base,) = {one for one in engine.ov.InferRequest.__mro__ if "infer" in vars(one)} - {
+        engine.ov.InferRequest
+    }
+    infer, start_async = base.infer, engine.ov.InferRequest.start_async
+
+    def noted_infer(*arguments: Any) -> Any:
+        calls.append("infer")
+        return infer(*arguments)
+
+    def noted_start(request: Any) -> None:
+        calls.append("start_async")
+        start_async(request)
+
     async with OpenvinoDevice() as device:
-        slot: Any = slot_for(device, sines())
+        slot = slot_for(device, sines())
         slot.run([x], areas)
-        slot._request = request = NotedRequest(slot._request)
+        monkeypatch.setattr(base, "infer", noted_infer)
+        monkeypatch.setattr(engine.ov.InferRequest, "start_async", noted_start)
         out[:] = 0
         slot.begin()
-        slot._took_ns = took_ns
+        slot.is_brief = is_brief
         if is_stopped:
             slot.stop()
         try:
@@ -396,9 +399,31 @@ async def test_short_executions_alone_are_computed_without_another_thread(
             assert is_stopped
         else:
             np.testing.assert_allclose(out.view(np.float32).reshape(16, 64), np.sin(x), atol=1e-6)
-        started = [name for name in request.calls if name in ("infer", "start_async")]
-        assert started == (["infer"] if took_ns == 0 and not is_stopped else ["start_async"])
-        assert request.calls.count("cancel") == (2 if is_stopped else 0)
+        assert calls == ["infer" if is_brief and not is_stopped else "start_async"]
+
+
+@pytest.mark.parametrize("is_brief", [False, True])
+async def test_executions_that_are_not_brief_alone_can_be_stopped(
+    monkeypatch: pytest.MonkeyPatch, small: Any, is_brief: bool
+) -> None:
+    ones = np.ones((2, 3), np.float32)
+    async with OpenvinoDevice() as device:
+        prepared: Any = await device.prepare_model(small.sum_model())
+        watched: list[Any] = []
+        interruptible = prepared.interruptible
+
+        def noted(*arguments: Any) -> Any:
+            watched.append(arguments)
+            return interruptible(*arguments)
+
+        monkeypatch.setattr(prepared, "interruptible", noted)
+        for slot in prepared._idle:
+            slot.is_brief = is_brief
+        request = small.request([ones, ones], [(24, (2, 3))])
+        await prepared.execute_synchronously(request)
+        assert set(small.output(request).tolist()) == {2.0}
+        assert len(watched) == (not is_brief)
+        await prepared.aclose()
 
 
 @pytest.mark.slow
