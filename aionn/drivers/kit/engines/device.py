@@ -105,7 +105,7 @@ class StoppableSlot(Slot, Protocol):
     """A slot whose run another thread can stop.
 
     Attributes:
-        is_brief: Whether the next run is certain to be so short that nobody stops it.
+        is_brief: Whether the next run is certain to be over before it could be stopped.
     """
 
     is_brief: bool

@@ -36,7 +36,7 @@ class BoundSlot(abc.ABC, Generic[T]):
         drop: Called with a result of ``bind_arrays`` that is used no more.
 
     Attributes:
-        is_brief: Whether the next run is certain to be so short that nobody stops it; False where nothing is known of that.
+        is_brief: Whether the next run is certain to be over before it could be stopped; False where that is unknown.
     """
 
     is_brief = False

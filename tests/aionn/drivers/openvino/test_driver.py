@@ -42,6 +42,8 @@ pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
 from aionn.drivers.openvino import engine
 
+ov = pytest.importorskip("openvino")
+
 FLOAT = OperandType.TENSOR_FLOAT32
 WAIT_S = 60.0
 
@@ -370,10 +372,8 @@ async def test_brief_executions_alone_are_computed_without_another_thread(
     out = np.zeros(4096, np.uint8)
     areas = [OutputArea(Operand(type=FLOAT, dimensions=(16, 64)), (16, 64), out)]
     calls: list[str] = []
-    (base,) = {one for one in engine.ov.InferRequest.__mro__ if "infer" in vars(one)} - {
-        engine.ov.InferRequest
-    }
-    infer, start_async = base.infer, engine.ov.InferRequest.start_async
+    (base,) = {one for one in ov.InferRequest.__mro__ if "infer" in vars(one)} - {ov.InferRequest}
+    infer, start_async = base.infer, ov.InferRequest.start_async
 
     def noted_infer(*arguments: Any) -> Any:
         calls.append("infer")
@@ -387,7 +387,7 @@ async def test_brief_executions_alone_are_computed_without_another_thread(
         slot = slot_for(device, sines())
         slot.run([x], areas)
         monkeypatch.setattr(base, "infer", noted_infer)
-        monkeypatch.setattr(engine.ov.InferRequest, "start_async", noted_start)
+        monkeypatch.setattr(ov.InferRequest, "start_async", noted_start)
         out[:] = 0
         slot.begin()
         slot.is_brief = is_brief

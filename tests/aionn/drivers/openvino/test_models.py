@@ -236,7 +236,7 @@ def quotients(model: Model, image: Array) -> Array:
 
 
 @pytest.mark.slow
-async def test_numbers_of_a_layer_are_exact_but_where_a_sum_of_floats_does_not_tell_a_quotient_from_a_half(
+async def test_numbers_of_a_layer_are_exact_but_where_a_sum_of_floats_cannot_distinguish_a_quotient_from_a_half(
     shared: Path, tmp_path: Path
 ) -> None:
     # A network makes steps of one such number: MobileNet v2 two, which OpenVINO and the driver round differently.

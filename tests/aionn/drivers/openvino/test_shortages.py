@@ -1,4 +1,4 @@
-"""What becomes of a model where OpenVINO has no memory, cannot copy what it compiled, or is asked by several threads at once.
+"""Models for which OpenVINO has no memory or which it cannot copy, and threads that ask for its core concurrently.
 
 The texts are those of OpenVINO's plugins for GPUs and NPUs, and of the C++ library.
 """
@@ -21,6 +21,8 @@ from aionn.models.builder import GraphBuilder
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
 from aionn.drivers.openvino import engine
+
+ov = pytest.importorskip("openvino")
 
 WAIT_S = 20.0
 TOGETHER_S = 0.2
@@ -145,7 +147,7 @@ def test_threads_that_come_together_get_one_core(monkeypatch: pytest.MonkeyPatch
         return object()
 
     monkeypatch.setattr(engine, "_cores", [])
-    monkeypatch.setattr(engine.ov, "Core", make)
+    monkeypatch.setattr(ov, "Core", make)
     found: list[object] = []
     threads = [threading.Thread(target=lambda: found.append(engine._core())) for _ in range(2)]
     for thread in threads:
