@@ -30,13 +30,19 @@ class Interrupts:
     Args:
         now: The clock that deadlines are compared with.
         name: Names the thread.
+
+    Attributes:
+        lock: Held while a run is entered, left or interrupted.
+        runs: Those that are entered.
     """
 
     def __init__(self, now: Callable[[], int], *, name: str) -> None:
         self._now = now
         self._name = name
-        self._condition = threading.Condition()
-        self._runs: set[_Run] = set()
+        # Every run takes the lock itself: a condition has it behind calls of Python, which cost more than it.
+        self.lock = threading.Lock()
+        self._condition = threading.Condition(self.lock)
+        self.runs: set[_Run] = set()
         self._thread: threading.Thread | None = None
         self._wakes_ns: int | None = None
         self._closed = False
@@ -56,37 +62,30 @@ class Interrupts:
 
     def look(self) -> None:
         """Interrupts the runs that are cancelled by now. From any thread."""
-        with self._condition:
-            for run in self._runs:
+        with self.lock:
+            for run in self.runs:
                 run.look()
 
-    def _enter(self, run: _Run) -> None:
-        with self._condition:
-            self._runs.add(run)
-            run.look()
-            deadline_ns = run.deadline_ns
-            if deadline_ns is None or self._closed:
-                return
-            if self._thread is None:
-                thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                try:
-                    start_thread(thread, self._name)
-                except ResourceExhausted:
-                    return  # It runs to its end, and its caller is notified in time all the same.
-                self._thread = thread
-            elif self._wakes_ns is None or deadline_ns < self._wakes_ns:
-                self._condition.notify()
-
-    def _leave(self, run: _Run) -> None:
-        with self._condition:
-            self._runs.discard(run)
+    def wait_for(self, deadline_ns: int) -> None:
+        """Has the thread look at the runs at this time, at the latest. Called with the lock held."""
+        if self._closed:
+            return
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            try:
+                start_thread(thread, self._name)
+            except ResourceExhausted:
+                return  # The run goes on to its end, and its caller is notified in time all the same.
+            self._thread = thread
+        elif self._wakes_ns is None or deadline_ns < self._wakes_ns:
+            self._condition.notify()
 
     def _work(self) -> None:
-        with self._condition:
+        with self.lock:
             while not self._closed:
                 now_ns = self._now()
                 deadlines = []
-                for run in self._runs:
+                for run in self.runs:
                     if run.deadline_ns is not None and not run.is_interrupted:
                         if run.deadline_ns <= now_ns:
                             run.stop()
@@ -98,7 +97,7 @@ class Interrupts:
 
     def close(self) -> None:
         """Interrupts nothing more, and joins the thread. Idempotent."""
-        with self._condition:
+        with self.lock:
             self._closed = True
             self._condition.notify()
         if self._thread is not None:
@@ -134,9 +133,15 @@ class _Run:
         self._interrupt()
 
     def __enter__(self) -> None:
-        self._all._enter(self)
+        with self._all.lock:
+            self._all.runs.add(self)
+            if self._is_cancelled is not None and self._is_cancelled():
+                self.stop()
+            if self.deadline_ns is not None:
+                self._all.wait_for(self.deadline_ns)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._all._leave(self)
+        with self._all.lock:
+            self._all.runs.discard(self)

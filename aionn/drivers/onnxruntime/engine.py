@@ -287,14 +287,16 @@ class Slot(OnnxSlot):
         # Without this entry each run looks for it, raises and catches an exception, at the cost of ten small models.
         self._options.add_run_config_entry("gpu_graph_id", "-1")
         self._options.log_severity_level = 4
+        self._is_stopped = False
 
     def begin(self) -> None:
         """Takes back an earlier ``stop``. Before each run, and before another thread may stop it."""
-        self._options.terminate = False
+        if self._is_stopped:  # Otherwise each run would pay for a call of ONNX Runtime.
+            self._options.terminate = self._is_stopped = False
 
     def stop(self) -> None:
         """Ends the run between two nodes. From any thread."""
-        self._options.terminate = True
+        self._is_stopped = self._options.terminate = True
 
     def compute(self, arguments: Any) -> None:
         """See the base class. ONNX Runtime reports an index that is out of range."""

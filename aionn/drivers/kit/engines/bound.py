@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from operator import call, is_
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -120,7 +121,7 @@ class BoundArguments(Generic[T]):
         arrays = [*inputs, *[area.buffer for area in areas]]
         key = tuple(map(id, arrays))
         bound = self._bound.get(key)
-        if bound is None or not all(r() is a for r, a in zip(bound.references, arrays, strict=True)):
+        if bound is None or not all(map(is_, map(call, bound.references), arrays)):
             bound = self._look_at(key, arrays, make)
         for index in bound.copied_in:
             value, own = inputs[index], self._own[index]
