@@ -66,9 +66,11 @@ class Budget:
         """
         self.objects_left -= 1
         if self.objects_left < 0:
-            raise InvalidModel(
-                f"protobuf, {where}: expected at most {OBJECTS_MAX} messages and texts, got more"
-            )
+            self.refuse(where)
+
+    def refuse(self, where: str) -> NoReturn:
+        """Rejects the file, which has too many."""
+        raise InvalidModel(f"protobuf, {where}: expected at most {OBJECTS_MAX} messages and texts, got more")
 
 
 class Field:
@@ -125,8 +127,10 @@ class Field:
 
     def text(self) -> str:
         """A text in UTF-8."""
-        message = self._message
-        message.budget.charge(message.name)
+        message, budget = self._message, self._message.budget
+        budget.objects_left -= 1  # As ``charge``: a file has thousands of texts.
+        if budget.objects_left < 0:
+            budget.refuse(message.name)
         if self._wire_type != BYTES:
             self._need(BYTES)
         try:
@@ -307,7 +311,8 @@ def _encoded_in_full(value: int) -> bytes:
 
 
 SHORT_VARINTS = 512
-"""Varints below this number are looked up: the tags of all fields, and nearly all lengths, extents and other numbers."""
+"""Varints below this number are looked up: the tags of all fields, whose numbers are below 64, and nearly all lengths, extents and
+other numbers."""
 
 _SHORT_VARINTS = tuple(map(_encoded_in_full, range(SHORT_VARINTS)))
 
@@ -325,18 +330,18 @@ class MessageWriter:
 
     def integer(self, number: int, value: int) -> None:
         """An int32, int64 or enumerator."""
-        self._end += _encoded_varint(number << 3 | VARINT)
+        self._end += _SHORT_VARINTS[number << 3 | VARINT]
         self._end += _encoded_varint(value)
 
     def float32(self, number: int, value: float) -> None:
         """A number of 32 bits."""
-        self._end += _encoded_varint(number << 3 | FIXED32)
+        self._end += _SHORT_VARINTS[number << 3 | FIXED32]
         self._end += struct.pack("<f", value)
 
     def view(self, number: int, value: bytes | bytearray | memoryview) -> None:
         """Bytes. Large ones must not change before ``encoded``, which copies them."""
         size_bytes = len(value)
-        self._end += _encoded_varint(number << 3 | BYTES)
+        self._end += _SHORT_VARINTS[number << 3 | BYTES]
         self._end += _encoded_varint(size_bytes)
         if size_bytes < PART_BYTES_MIN:
             self._end += value
@@ -352,11 +357,17 @@ class MessageWriter:
 
     def text(self, number: int, value: str) -> None:
         """A text in UTF-8."""
-        self.view(number, value.encode())
+        encoded = value.encode()
+        if len(encoded) >= SHORT_VARINTS:
+            self.view(number, encoded)
+            return
+        self._end += _SHORT_VARINTS[number << 3 | BYTES]
+        self._end += _SHORT_VARINTS[len(encoded)]
+        self._end += encoded
 
     def message(self, number: int, value: MessageWriter) -> None:
         """A message within the message, as it is now. Its large values are not copied before ``encoded``."""
-        self._end += _encoded_varint(number << 3 | BYTES)
+        self._end += _SHORT_VARINTS[number << 3 | BYTES]
         self._end += _encoded_varint(value._parts_bytes + len(value._end))
         if value._parts:
             self._close_part()
