@@ -301,3 +301,28 @@ def test_timing_that_nobody_asked_for_is_the_drivers_fault():
     refused(
         check_execution_result, MAIN, short, measure=True, text="timing: expected none", error=GeneralFailure
     )
+
+
+def test_the_quick_way_for_whole_shapes_accepts_what_the_other_way_accepts():
+    values = [(2, 3), (2, 0), (3, 3), (2,), (), (2, -3), [2, 3]]
+    compared = 0
+    for stated in [(2, 3), (2, 0), ()]:
+        main = model_of(stated).main
+        for dimensions in values:
+            for is_sufficient in (True, False):
+                for whole in (True, False):
+                    shapes = (OutputShape(dimensions, is_sufficient),)
+                    status = ErrorStatus.NONE if whole else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+                    found = []
+                    for check in (
+                        lambda: check_output_shapes(status, shapes, main),  # noqa: B023
+                        lambda: check_execution_result(main, ExecutionResult(whole, shapes), measure=False),  # noqa: B023
+                    ):
+                        try:
+                            check()
+                            found.append("")
+                        except GeneralFailure as e:
+                            found.append(str(e))
+                    assert found[0] == found[1]
+                    compared += 1
+    assert compared == 3 * 7 * 4
