@@ -96,6 +96,8 @@ def open_references(
         candidates: With their answers.
         preference: The aim of the choice of devices.
     """
+    if not model.referenced:
+        return []
     found: dict[int, None] = {}
 
     def note(operation: int, could_be_whole: bool) -> str:
