@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import hmac
 import mmap
@@ -35,6 +36,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from aionn.drivers.kit.engines.installed import processor_flags
 from aionn.errors import GeneralFailure
 from aionn.hal import CacheFiles, Memory, Model
 from aionn.hal.memory import write_all
@@ -45,11 +47,11 @@ from aionn.platform.memory_turns import memory_turn
 __all__ = [
     "CacheContents",
     "HeldFiles",
+    "KeptFile",
     "Parts",
     "checked_structure",
     "decode_model",
     "encode_model",
-    "file_bytes",
     "load",
     "save",
 ]
@@ -74,10 +76,14 @@ STRUCTURE_BYTES_MAX = 1 << 20
 _READ_BYTES_MAX = 0x7FFFF000
 """Most bytes of one call of read(2)."""
 
-_MAGIC = b"aionn-c3"
+_BLAKE2, _SHA256 = b"aionn-c3", b"aionn-c4"
+"""The first bytes of files, by the digest of their content. The token is the key of a BLAKE2b in both cases: over the content, or
+over the SHA-256 of the content."""
+
+_MAGIC_BYTES = 8
 _NONCE_BYTES = 16
 _DIGEST_BYTES = 32
-_SEAL_END = len(_MAGIC) + _NONCE_BYTES + _DIGEST_BYTES
+_SEAL_END = _MAGIC_BYTES + _NONCE_BYTES + _DIGEST_BYTES
 _HEAD_BYTES = _SEAL_END + _DIGEST_BYTES
 
 
@@ -144,9 +150,8 @@ def save(cache: CacheFiles, contents: CacheContents, *, driver: str) -> None:
     fds = (*cache.model, *cache.data)
     with contextlib.ExitStack() as stack:
         pieces = [_Content(piece, stack) for piece in (*contents.model, *contents.data)]
-        saving = _Saving(
-            cache.token, driver, os.urandom(_NONCE_BYTES), len(contents.model), [p.size_bytes for p in pieces]
-        )
+        nonce, count = os.urandom(_NONCE_BYTES), len(contents.model)
+        saving = _Saving(_chosen(), cache.token, driver, nonce, count, [p.size_bytes for p in pieces])
         try:
             for fd in fds:
                 _check_regular(fd)
@@ -178,8 +183,8 @@ def load(cache: CacheFiles, *, driver: str) -> CacheContents:
     try:
         sizes = _content_sizes(cache)
         heads = [os.pread(fd, _HEAD_BYTES, 0) for fd in fds]
-        nonce = heads[0][len(_MAGIC) : len(_MAGIC) + _NONCE_BYTES]
-        saving = _Saving(cache.token, driver, nonce, len(cache.model), sizes)
+        magic, nonce = heads[0][:_MAGIC_BYTES], heads[0][_MAGIC_BYTES : _MAGIC_BYTES + _NONCE_BYTES]
+        saving = _Saving(magic, cache.token, driver, nonce, len(cache.model), sizes)
         # A large file that this token and driver did not write is not read to its end.
         _check_same([head[:_SEAL_END] for head in heads], [saving.sealed(i) for i in range(len(heads))])
         memories = []
@@ -197,17 +202,43 @@ def load(cache: CacheFiles, *, driver: str) -> CacheContents:
     return CacheContents(model, views, memories[count:])
 
 
-def file_bytes(contents: CacheContents) -> bytes:
-    """The first data piece as one object. Loaded content is copied by the kernel, without the interpreter's lock.
+class KeptFile:
+    """The first data piece, the file of an engine.
+
+    Args:
+        contents: Where it is.
+
+    Attributes:
+        size_bytes: Its length.
 
     Raises:
         IndexError: The contents have no data piece.
     """
-    piece = contents.data[0]
-    assert not isinstance(piece, Parts), "only a model is saved in parts"
-    if contents.memories:
-        return _read_bytes(contents.memories[0], memoryview(piece).nbytes)
-    return bytes(piece)
+
+    def __init__(self, contents: CacheContents) -> None:
+        piece = contents.data[0]
+        assert not isinstance(piece, Parts), "only a model is saved in parts"
+        self._piece: bytes | memoryview = piece
+        self._memory = contents.memories[0] if contents.memories else None
+        self.size_bytes = memoryview(piece).nbytes
+
+    @property
+    def path(self) -> str | None:
+        """A path by which this process reads it while this object lives, for engines that copy bytes once more; None where there is
+        none.
+        """
+        if self._memory is None or self._memory.size_bytes != self.size_bytes:
+            return None
+        path = f"/proc/self/fd/{self._memory.fileno()}"
+        return path if os.path.exists(path) else None
+
+    def take(self) -> bytes:
+        """Returns all of it, once: the engine needs memory, and this object gives its own back. Loaded content is copied by the
+        kernel, without the interpreter's lock.
+        """
+        piece, memory = self._piece, self._memory
+        self._piece, self._memory = b"", None
+        return bytes(piece) if memory is None else _read_bytes(memory, self.size_bytes)
 
 
 def checked_structure(piece: bytes | memoryview) -> bytes | memoryview:
@@ -221,27 +252,39 @@ def checked_structure(piece: bytes | memoryview) -> bytes | memoryview:
     return piece
 
 
+@functools.cache
+def _chosen() -> bytes:
+    """The first bytes of files that are saved here. SHA-256 takes half the time of BLAKE2b where the processor has instructions for
+    it, and twice the time elsewhere; files of both kinds are read everywhere.
+    """
+    return _SHA256 if {"sha_ni", "sha2"} & set(processor_flags().split()) else _BLAKE2
+
+
 class _Saving:
     """The digests of the files that are saved together: the seals of their heads, and the digest of their content."""
 
     def __init__(
-        self, token: bytes, driver: str, nonce: bytes, model_count: int, sizes: Sequence[int]
+        self, magic: bytes, token: bytes, driver: str, nonce: bytes, model_count: int, sizes: Sequence[int]
     ) -> None:
         name = driver.encode()
-        self._nonce = nonce
-        self._digest = hashlib.blake2b(key=token, digest_size=_DIGEST_BYTES, person=_MAGIC)
+        self._head = magic + nonce
+        self._start = hashlib.blake2b(key=token, digest_size=_DIGEST_BYTES, person=magic)
         for number in (len(name), len(nonce), model_count, len(sizes), *sizes):
-            self._digest.update(number.to_bytes(8, "little"))
-        self._digest.update(name)
-        self._digest.update(nonce)
-        self._start = self._digest.copy()
+            self._start.update(number.to_bytes(8, "little"))
+        self._start.update(name)
+        self._start.update(nonce)
+        self._is_keyed = magic == _BLAKE2
+        self._content = self._start.copy() if self._is_keyed else hashlib.sha256()
+
+    def _sealed(self, text: bytes) -> bytes:
+        """The keyed digest of a text that no content begins with: see ``add``."""
+        seal = self._start.copy()
+        seal.update(text)
+        return seal.digest()
 
     def sealed(self, index: int) -> bytes:
         """The start of a file's head, which depends on the lengths of all files and not on their content."""
-        seal = self._start.copy()
-        # No content begins with this byte: see ``add``.
-        seal.update(b"\2" + index.to_bytes(8, "little"))
-        return _MAGIC + self._nonce + seal.digest()
+        return self._head + self._sealed(b"\2" + index.to_bytes(8, "little"))
 
     def add(self, step: memoryview) -> list[tuple[int, int]]:
         """Adds the next bytes, a multiple of whole blocks but for the last of a file.
@@ -255,7 +298,7 @@ class _Saving:
         is_written = (np.bitwise_or.reduce(blocks, axis=1) != 0).tolist()
         if step.nbytes % BLOCK_BYTES:
             is_written.append(True)
-        self._digest.update(bytes(is_written))
+        self._content.update(bytes(is_written))
         ranges: list[tuple[int, int]] = []
         for index, each in enumerate(is_written):
             if each:
@@ -263,12 +306,13 @@ class _Saving:
                 begin = ranges.pop()[0] if ranges and ranges[-1][1] == at else at
                 ranges.append((begin, end))
         for begin, end in ranges:
-            self._digest.update(step[begin:end])
+            self._content.update(step[begin:end])
         return ranges
 
     def digest(self) -> bytes:
         """Of everything that was added."""
-        return self._digest.digest()
+        content = self._content.digest()
+        return content if self._is_keyed else self._sealed(b"\3" + content)
 
 
 class _File(NamedTuple):
@@ -384,7 +428,7 @@ def _content_sizes(cache: CacheFiles) -> list[int]:
     if cache.bytes_max is not None and sum(sizes) > cache.bytes_max:
         raise OSError(0, f"expected at most {cache.bytes_max} bytes together, got {sum(sizes)}")
     is_ours = min(sizes, default=0) >= _HEAD_BYTES and cache.model
-    if not is_ours or any(os.pread(fd, len(_MAGIC), 0) != _MAGIC for fd in fds):
+    if not is_ours or any(os.pread(fd, _MAGIC_BYTES, 0) not in (_BLAKE2, _SHA256) for fd in fds):
         raise OSError(0, "expected files that this version of aionn saved")
     return [size_bytes - _HEAD_BYTES for size_bytes in sizes]
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from aionn.drivers.kit.arguments import Array, OutputArea
+from aionn.drivers.kit.caching import KeptFile
 from aionn.drivers.kit.engines.device import (
     EngineDevice,
     EnginePreparedModel,
@@ -117,13 +118,13 @@ class LitertDevice(EngineDevice):
         return LitertPreparedModel(self, model, priority, cast("Lowered", lowered))
 
     def load(
-        self, kept: Kept, file: bytes, priority: Priority, deadline_ns: int | None
+        self, kept: Kept, file: KeptFile, priority: Priority, deadline_ns: int | None
     ) -> LitertPreparedModel:
         from aionn.drivers.litert.lowering import Lowered
 
         details = _DETAILS.decode(kept.details)
         lowered = Lowered(
-            file,
+            file.take(),
             kept.is_read,
             kept.fixed(),
             details.is_static,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aionn.drivers.kit.caching import KeptFile
 from aionn.drivers.kit.engines.device import measured_capabilities
 from aionn.drivers.kit.onnx.device import OnnxDevice
 from aionn.drivers.kit.onnx.lowered import OPSET, Dialect, Lowered
@@ -123,7 +124,7 @@ class OrtDevice(OnnxDevice):
 
     def load_compiled(
         self,
-        file: bytes,
+        file: KeptFile,
         form: str,
         *,
         is_relaxed: bool,

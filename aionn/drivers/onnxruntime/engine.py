@@ -27,6 +27,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 
 from aionn.drivers.kit.arguments import Array, address_of, engine_memory
+from aionn.drivers.kit.caching import KeptFile
 from aionn.drivers.kit.engines.support import Unsupported, is_out_of_memory, short_text
 from aionn.drivers.kit.onnx.device import Compiled, OnnxSlot
 from aionn.drivers.kit.onnx.lowered import Lowered
@@ -123,8 +124,8 @@ class Loading:
         """Ends it: ``make`` raises. From any thread."""
         self.options.set_load_cancellation_flag(True)
 
-    def make(self, file: bytes) -> Any:
-        """The session of a model.
+    def make(self, file: bytes | str) -> Any:
+        """The session of a model, or of the path of its file.
 
         Raises:
             DeviceUnavailable: The provider is not there, or did not take the model.
@@ -182,7 +183,7 @@ class Session(Compiled):
 
     Args:
         session: ONNX Runtime's.
-        file: The file that it was made of.
+        file: The file that it was made of; None for one from a cache, which is not kept again.
         form: The form of the file.
         provider: Where it runs.
 
@@ -190,7 +191,7 @@ class Session(Compiled):
         form: See above.
     """
 
-    def __init__(self, session: Any, file: bytes, form: Form, provider: Provider) -> None:
+    def __init__(self, session: Any, file: bytes | None, form: Form, provider: Provider) -> None:
         self.session = session
         self.form = form
         self._file = file
@@ -202,6 +203,7 @@ class Session(Compiled):
 
     def kept(self) -> tuple[str, bytes]:
         """The optimised model."""
+        assert self._file is not None, "only a compilation is kept"
         if self.form == Form.OPTIMIZABLE:
             return Form.OPTIMIZED.value, _optimized_bytes(self._file, self._provider)
         return self.form.value, self._file
@@ -259,14 +261,21 @@ def _optimized_bytes(file: bytes, provider: Provider) -> bytes:
             raise Unsupported(f"ONNX Runtime wrote no optimised model: {e}") from e
 
 
-def restore_session(file: bytes, form: str, loading: Loading) -> Session:
-    """The session of what ``Session.kept`` returned. Raises as ``Loading.make``."""
+def restore_session(file: KeptFile, form: str, loading: Loading) -> Session:
+    """The session of what ``Session.kept`` returned. Raises as ``Loading.make``.
+
+    ONNX Runtime reads the optimised form from a path: it copies bytes once more, with the interpreter's lock. A model in the other
+    forms, and one for another provider, could name files beside its own: these are given as bytes.
+    """
     if form not in list(Form):
         raise Unsupported(f"expected a form of {', '.join(Form)}, got {form!r}")
+    path = None
     if form == Form.OPTIMIZED:
         loading.options.add_session_config_entry("session.load_model_format", "ORT")
+        path = file.path if loading.provider.is_cpu else None
     loading.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return Session(loading.make(file), file, Form(form), loading.provider)
+    session = loading.make(file.take() if path is None else path)
+    return Session(session, None, Form(form), loading.provider)
 
 
 class Slot(OnnxSlot):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aionn.drivers.kit.caching import KeptFile
 from aionn.drivers.kit.engines.device import measured_capabilities
 from aionn.drivers.kit.engines.installed import check_version, version_of
 from aionn.drivers.kit.engines.support import Unsupported, part_of, single_operation_model
@@ -249,7 +250,7 @@ class OpenvinoDevice(OnnxDevice):
 
     def load_compiled(
         self,
-        file: bytes,
+        file: KeptFile,
         form: str,
         *,
         is_relaxed: bool,
@@ -259,7 +260,9 @@ class OpenvinoDevice(OnnxDevice):
         """See the base class."""
         from aionn.drivers.openvino import engine
 
-        return engine.loaded_model(file, form, self.description, self._properties(is_relaxed, priority))
+        return engine.loaded_model(
+            file.take(), form, self.description, self._properties(is_relaxed, priority)
+        )
 
 
 def factory_for(driver: str) -> Callable[[str], OpenvinoDevice]:

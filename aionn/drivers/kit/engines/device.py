@@ -23,7 +23,7 @@ import numpy as np
 
 from aionn.drivers.kit.arguments import Array, OutputArea
 from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
-from aionn.drivers.kit.caching import CacheContents, checked_structure, file_bytes
+from aionn.drivers.kit.caching import CacheContents, KeptFile, checked_structure
 from aionn.drivers.kit.engines.asked import KEPT_NS, Asked, asked_about
 from aionn.drivers.kit.engines.installed import thread_count
 from aionn.drivers.kit.engines.support import Unsupported, single_operation_model
@@ -179,7 +179,7 @@ class EngineDevice(BlockingDevice):
 
     @abc.abstractmethod
     def load(
-        self, kept: Kept, file: bytes, priority: Priority, deadline_ns: int | None
+        self, kept: Kept, file: KeptFile, priority: Priority, deadline_ns: int | None
     ) -> EnginePreparedModel:
         """Compiles what ``EnginePreparedModel`` kept of a model.
 
@@ -277,9 +277,9 @@ class EngineDevice(BlockingDevice):
             raise GeneralFailure(f"compilation cache: expected a lowered model: {e}") from e
         try:
             kept = _DECODER.decode(structure)
-            file = file_bytes(contents)
-            del contents  # The engine needs memory, and has its file.
-            return self.load(kept, file, priority, deadline_ns)
+            file = [KeptFile(contents)]
+            del contents  # The engine needs memory: the driver drops the file when it has read it.
+            return self.load(kept, file.pop(), priority, deadline_ns)
         except (msgspec.MsgspecError, IndexError, RecursionError) as e:
             raise GeneralFailure(f"compilation cache: expected a lowered model: {e}") from e
         except Unsupported as e:

@@ -4,6 +4,7 @@ checks before it imports the engine.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -16,6 +17,7 @@ __all__ = [
     "check_version",
     "is_native_on",
     "processor_digest",
+    "processor_flags",
     "thread_count",
     "version_of",
 ]
@@ -79,13 +81,18 @@ def is_native_on() -> bool:
     return text == "1"
 
 
-def processor_digest() -> str:
-    """A digest of the processor's instructions, by which engines choose their layouts; empty where the machine does not state
-    them.
-    """
+@functools.cache
+def processor_flags() -> str:
+    """The processor's instructions in the words of the kernel; empty where the machine does not state them."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
+            return next((line for line in file if line.startswith(("flags", "Features"))), "")
     except OSError:
         return ""
-    return hashlib.sha256(flags.encode()).hexdigest()
+
+
+def processor_digest() -> str:
+    """A digest of the processor's instructions, by which engines choose their layouts; that of an empty text where the machine does
+    not state them.
+    """
+    return hashlib.sha256(processor_flags().encode()).hexdigest()

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, cast
 
 import msgspec
 
+from aionn.drivers.kit.caching import KeptFile
 from aionn.drivers.kit.engines.device import EngineDevice, Kept, LoweredModel, StoppablePreparedModel
 from aionn.drivers.kit.engines.installed import processor_digest
 from aionn.drivers.kit.engines.slot import BoundSlot
@@ -124,7 +125,7 @@ class OnnxDevice(EngineDevice):
     @abc.abstractmethod
     def load_compiled(
         self,
-        file: bytes,
+        file: KeptFile,
         form: str,
         *,
         is_relaxed: bool,
@@ -155,15 +156,17 @@ class OnnxDevice(EngineDevice):
             compiled = self.compile(onnx, is_relaxed=is_relaxed, priority=priority, deadline_ns=deadline_ns)
         return OnnxPreparedModel(self, model, priority, onnx, compiled)
 
-    def load(self, kept: Kept, file: bytes, priority: Priority, deadline_ns: int | None) -> OnnxPreparedModel:
+    def load(
+        self, kept: Kept, file: KeptFile, priority: Priority, deadline_ns: int | None
+    ) -> OnnxPreparedModel:
         """The cache has the compiled model: nothing is lowered or compiled again."""
         details = _DETAILS.decode(kept.details)
         if details.processor != processor_digest():
             raise GeneralFailure("compilation cache: the model was compiled for another processor")
-        lowered = Lowered(file, kept.is_read, kept.fixed(), details.inputs, details.outputs, details.check)
+        lowered = Lowered(b"", kept.is_read, kept.fixed(), details.inputs, details.outputs, details.check)
         is_relaxed = kept.model.relax_computation_float32_to_float16
         compiled = None
-        if file:
+        if file.size_bytes:
             compiled = self.load_compiled(
                 file, details.form, is_relaxed=is_relaxed, priority=priority, deadline_ns=deadline_ns
             )

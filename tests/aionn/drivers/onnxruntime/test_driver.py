@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aionn.drivers.kit.caching import CacheContents
+from aionn.drivers.kit.caching import CacheContents, KeptFile
 from aionn.drivers.onnxruntime.driver import OrtDevice
+from aionn.drivers.onnxruntime.providers import provider_named
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import Error, InvalidArgument, MissedDeadline
 from aionn.hal import CacheFiles, FusedActivation, Memory, Model, OperandType, OperationType, Priority
@@ -222,6 +223,61 @@ async def test_cache_keeps_the_optimised_model(small: Any, tmp_path: Path) -> No
             await restored.execute_synchronously(request)
             assert set(small.output(request).tolist()) == {2.0}
             await restored.aclose()
+
+
+@pytest.mark.parametrize("has_path", [True, False])
+async def test_optimised_model_is_read_from_the_memory_in_which_it_was_verified(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_path: bool
+) -> None:
+    given: list[bytes | str] = []
+    make, ones = engine.Loading.make, np.ones((2, 3), np.float32)
+
+    def noting(loading: engine.Loading, file: bytes | str) -> Any:
+        given.append(file)
+        return make(loading, file)
+
+    with open(tmp_path / "model", "w+b") as first, open(tmp_path / "data", "w+b") as second:
+        files = CacheFiles((first.fileno(),), (second.fileno(),), bytes(32))
+        async with OrtDevice() as device:
+            await (await device.prepare_model(small.sum_model(), cache=files)).aclose()
+            monkeypatch.setattr(engine.Loading, "make", noting)
+            if not has_path:
+                monkeypatch.setattr(KeptFile, "path", None)
+            restored = await device.prepare_model_from_cache(files)
+            # Nothing that happens to the files matters any more.
+            os.ftruncate(second.fileno(), 0)
+            request = small.request([ones, ones], [(24, (2, 3))])
+            await restored.execute_synchronously(request)
+            assert set(small.output(request).tolist()) == {2.0}
+            await restored.aclose()
+    (source,) = given
+    if has_path:
+        assert isinstance(source, str) and source.startswith("/proc/self/fd/")
+    else:
+        assert isinstance(source, bytes)
+
+
+@pytest.mark.parametrize(
+    "form, driver",
+    [
+        (engine.Form.PLAIN, "ort-cpu"),
+        (engine.Form.OPTIMIZABLE, "ort-cpu"),
+        (engine.Form.OPTIMIZED, "ort-tensorrt"),
+    ],
+)
+def test_model_that_could_name_other_files_is_given_as_bytes(form: engine.Form, driver: str) -> None:
+    given: list[bytes | str] = []
+
+    class Noting(engine.Loading):
+        def make(self, file: bytes | str) -> Any:
+            given.append(file)
+
+    class WithPath(KeptFile):
+        path = "/proc/self/fd/0"  # type: ignore[assignment]
+
+    file = WithPath(CacheContents([], [b"a model"]))
+    engine.restore_session(file, form, Noting(provider_named(driver), 1))
+    assert given == [b"a model"]
 
 
 async def test_model_that_the_optimiser_spoils_runs_without_it(small: Any) -> None:
