@@ -8,20 +8,26 @@ Invariants:
 1. A step costs the logarithm of the number of nodes, and there are no more groups than kinds of devices times kinds of links,
    however many nodes there are.
 2. A node that is not offered is not found; one is offered once until it is offered anew.
+3. A look changes nothing: only a node whose free share has changed is offered anew.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 from aionn.scheduler.fleet.transfer import NodeLink
 
-__all__ = ["Candidates", "Group"]
+__all__ = ["Candidates", "Group", "Walk"]
 
 STALE_MIN = 64
-"""Entries of a group that are out of date before it is rebuilt: below that a rebuild costs more than they do."""
+"""Entries of a group that are out of date before it is rebuilt, beside half as many as it has nodes: below that a rebuild costs
+more than they do."""
+
+_Entry = tuple[int, int, str]
+"""The free share with its sign changed, a number, and the node."""
 
 
 class Group(NamedTuple):
@@ -55,8 +61,8 @@ class Candidates:
     """The nodes of a fleet, by group and by free share."""
 
     def __init__(self) -> None:
-        self._heaps: dict[Group, list[tuple[int, int, str]]] = {}
-        self._current: dict[str, tuple[Group, tuple[int, int, str]]] = {}
+        self._heaps: dict[Group, list[_Entry]] = {}
+        self._current: dict[str, tuple[Group, _Entry]] = {}
         self._sizes: dict[Group, int] = {}
         self._numbers = itertools.count()
 
@@ -77,7 +83,8 @@ class Candidates:
         self._sizes[group] = self._sizes.get(group, 0) + 1
         heap = self._heaps.setdefault(group, [])
         heapq.heappush(heap, entry)
-        if len(heap) > 2 * self._sizes[group] + STALE_MIN:
+        size = self._sizes[group]
+        if len(heap) > size + size // 2 + STALE_MIN:
             heap[:] = [held for held in heap if self._is_current(held)]
             heapq.heapify(heap)
 
@@ -87,21 +94,57 @@ class Candidates:
         if found is not None:
             self._sizes[found[0]] -= 1
 
-    def free_ppm(self, group: Group) -> int | None:
-        """The largest free share in a group; None where it has no node that is offered."""
+    def walk(self, group: Group) -> Walk:
+        """The nodes of a group in their order; valid until the next ``offer`` or ``withdraw``."""
         heap = self._heaps.get(group, [])
         while heap and not self._is_current(heap[0]):
             heapq.heappop(heap)
-        return -heap[0][0] if heap else None
+        return Walk(heap, self._is_current)
 
-    def take(self, group: Group) -> str | None:
-        """The node of a group with the largest free share, which is withdrawn: the caller offers it anew afterwards."""
-        if self.free_ppm(group) is None:
-            return None
-        node = heapq.heappop(self._heaps[group])[2]
-        self.withdraw(node)
-        return node
-
-    def _is_current(self, entry: tuple[int, int, str]) -> bool:
+    def _is_current(self, entry: _Entry) -> bool:
         found = self._current.get(entry[2])
-        return found is not None and found[1] == entry
+        return found is not None and found[1] is entry
+
+
+class Walk:
+    """A walk over the nodes of a group, those with the largest free share first. It changes nothing: the heap is a tree, and the
+    next node is among the children of those that were passed.
+
+    Args:
+        heap: The entries of the group.
+        is_current: Whether an entry counts.
+    """
+
+    __slots__ = ("_heap", "_is_current", "_next")
+
+    def __init__(self, heap: list[_Entry], is_current: Callable[[_Entry], bool]) -> None:
+        self._heap = heap
+        self._is_current = is_current
+        self._next = [(heap[0], 0)] if heap else []
+
+    @property
+    def free_ppm(self) -> int | None:
+        """The free share of the next node; None where there is none."""
+        while self._next and not self._is_current(self._next[0][0]):
+            self._pass()
+        return -self._next[0][0][0] if self._next else None
+
+    def next(self) -> str | None:
+        """The next node; None where there is none."""
+        if self.free_ppm is None:
+            return None
+        return self._pass()
+
+    def _pass(self) -> str:
+        """Passes the first entry; returns its node."""
+        heap = self._heap
+        entry, index = self._next[0]
+        first = 2 * index + 1
+        children = [(heap[child], child) for child in (first, first + 1) if child < len(heap)]
+        if not children:
+            heapq.heappop(self._next)
+        else:
+            heapq.heapreplace(self._next, children[0])
+            for child in children[1:]:
+                heapq.heappush(self._next, child)
+        return entry[2]

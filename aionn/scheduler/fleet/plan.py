@@ -17,17 +17,19 @@ Source: partitioned scheduling, each stream on the node with the most room (wors
 
 from __future__ import annotations
 
+import bisect
 import enum
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from aionn.errors import InvalidArgument, NotAdmitted
 from aionn.hal import duration_text
-from aionn.scheduler.admission import CAP_PPM, SHARE_PPM, Demand, Piece, SlotCost, StreamTerms
-from aionn.scheduler.fleet.candidates import Candidates, Group
+from aionn.scheduler.admission import CAP_PPM, DAY_NS, SHARE_PPM, Piece, SlotCost, StreamTerms
+from aionn.scheduler.fleet.candidates import Candidates, Group, Walk
 from aionn.scheduler.fleet.transfer import LinkLoad, NodeLink, Way
 from aionn.scheduler.ledger import Ledger, ReservableSlot, Reservation
 from aionn.scheduler.reservations.offers import offers_text
@@ -81,6 +83,7 @@ class FleetNode(msgspec.Struct, frozen=True, kw_only=True):
         can_preempt: Whether the device stops at boundaries.
         cap_ppm: The share of a slot that may be reserved, in millionths.
         lower: The longest pieces of best-effort jobs that each slot may run.
+        costs_as: Names its costs in those of streams, where they are not exactly those of the kind; empty for the kind.
     """
 
     name: str
@@ -90,6 +93,7 @@ class FleetNode(msgspec.Struct, frozen=True, kw_only=True):
     can_preempt: bool = True
     cap_ppm: int = CAP_PPM
     lower: tuple[Piece, ...] = ()
+    costs_as: str = ""
 
 
 class FleetStream(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +101,7 @@ class FleetStream(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         terms: From a frame's capture to its outputs at the application; the name is the stream's in the plan.
-        costs: The device time of a frame by kind of device; kinds that cannot run it are absent.
+        costs: The device time of a frame by kind of device, and by ``FleetNode.costs_as``; kinds that cannot run it are absent.
         up_bytes: Size of a frame's inputs.
         down_bytes: Size of its outputs.
     """
@@ -140,6 +144,7 @@ class _Node:
     def __init__(self, node: FleetNode) -> None:
         self.node = node
         self.group = Group.of(node.kind, node.link)
+        self.costs_as = node.costs_as or node.kind
         self.state = NodeState.UP
         self.ledger = Ledger(
             [ReservableSlot(f"{node.name}/{n}", node.can_preempt, node.cap_ppm) for n in range(node.slots)]
@@ -150,44 +155,83 @@ class _Node:
         self.load = LinkLoad(node.link)
         self.streams: dict[str, FleetStream] = {}
         self.free_ppm = [node.cap_ppm] * node.slots
-        # By slot, of each stream the least time to its deadline, its duration and its piece, by rising time.
-        self.held: list[list[tuple[int, int, int]]] = [[] for _ in range(node.slots)]
+        self.fronts = [_Front([]) for _ in range(node.slots)]
 
     def costs(self, stream: FleetStream) -> dict[int, SlotCost]:
         """By slot, the emptiest first."""
-        cost = stream.costs[self.node.kind]
+        cost = stream.costs[self.costs_as]
         return dict.fromkeys(sorted(range(self.node.slots), key=lambda slot: -self.free_ppm[slot]), cost)
 
     def changed(self, slot: int) -> None:
         self.free_ppm[slot] = self.node.cap_ppm - self.ledger.share_ppm(slot)
-        self.held[slot] = sorted(
+        self.fronts[slot] = _Front(
             (held.demand.first_ns, held.cost.duration_ns, held.cost.piece_ns)
             for held in self.ledger.reservations(slot)
         )
 
-    def has_share(self, stream: FleetStream) -> bool:
-        """Whether a slot has the share of a stream free."""
-        share_ns = max(self.free_ppm) * stream.terms.period_ns
-        return stream.costs[self.node.kind].duration_ns * SHARE_PPM <= share_ns
-
-    def may_fit(self, new: Demand) -> bool:
-        """Whether a slot has the share and, with one frame of each stream, the time; where it has not, the test would fail."""
-        duration_ns = new.cost.duration_ns
-        own = new.first_ns, duration_ns, new.cost.piece_ns if self.node.can_preempt else duration_ns
+    def may_take(self, stream: FleetStream) -> bool:
+        """Whether way, link, share and time are free for a stream, with one frame of each; where they are not, the test would fail.
+        Most nodes of a full fleet end here, so nothing is made for it."""
+        terms, cost, node = stream.terms, stream.costs[self.costs_as], self.node
+        duration_ns, period_ns = cost.duration_ns, terms.period_ns
+        if duration_ns * SHARE_PPM > max(self.free_ppm) * period_ns:
+            return False
+        way = Way.over(node.link, stream.up_bytes, stream.down_bytes)
+        times_ns = way.times_ns(terms)
+        if times_ns is None or not self.load.bears(way, period_ns, *times_ns):
+            return False
+        first_ns = times_ns[0] - times_ns[1]
+        piece_ns = cost.piece_ns if node.can_preempt else duration_ns
+        share_ppm = -(-duration_ns * SHARE_PPM // period_ns)
         return any(
-            new.share_ppm <= free_ppm and _is_in_time(sorted([*held, own]))
-            for free_ppm, held in zip(self.free_ppm, self.held, strict=True)
+            share_ppm <= free_ppm and front.is_in_time_with(first_ns, duration_ns, piece_ns)
+            for free_ppm, front in zip(self.free_ppm, self.fronts, strict=True)
         )
 
 
-def _is_in_time(frames: list[tuple[int, int, int]]) -> bool:
-    """Whether one frame of each stream ends by its time, behind the longest piece of those with more time."""
-    need_ns, blocking_ns = sum(duration_ns for _, duration_ns, _ in frames), 0
-    for first_ns, duration_ns, piece_ns in reversed(frames):
-        if need_ns + blocking_ns > first_ns:
+class _Front:
+    """The first frames of a slot's streams, if all of these begin together: each has to end by its time, behind the longest piece
+    of those with more time.
+
+    Args:
+        frames: Of each stream, the least time to its deadline, its duration and its piece.
+    """
+
+    __slots__ = ("_blocked_ns", "_firsts_ns", "_later_ns", "_needs_ns", "_slacks_ns")
+
+    def __init__(self, frames: Iterable[tuple[int, int, int]]) -> None:
+        ordered = sorted(frames)
+        count = len(ordered)
+        self._firsts_ns = [first_ns for first_ns, _, _ in ordered]
+        self._needs_ns = list(itertools.accumulate((duration_ns for _, duration_ns, _ in ordered), initial=0))
+        # Up to each: the longest piece after it that all can wait for.
+        left_ns = (
+            first_ns - need_ns for first_ns, need_ns in zip(self._firsts_ns, self._needs_ns[1:], strict=True)
+        )
+        self._blocked_ns = list(itertools.accumulate(left_ns, min, initial=DAY_NS))
+        # From each on: the longest piece, and the least time that is left behind the frames up to it and the pieces after it.
+        self._later_ns = [0] * (count + 1)
+        for index in range(count - 1, -1, -1):
+            self._later_ns[index] = max(self._later_ns[index + 1], ordered[index][2])
+        self._slacks_ns = [DAY_NS] * (count + 1)
+        for index in range(count - 1, -1, -1):
+            slack_ns = self._firsts_ns[index] - self._needs_ns[index + 1] - self._later_ns[index + 1]
+            self._slacks_ns[index] = min(self._slacks_ns[index + 1], slack_ns)
+
+    def is_in_time_with(self, first_ns: int, duration_ns: int, piece_ns: int) -> bool:
+        """Whether all are in time with the frame of one more stream."""
+        index = bisect.bisect_left(self._firsts_ns, first_ns)
+        if self._needs_ns[index] + duration_ns + self._later_ns[index] > first_ns:
             return False
-        need_ns, blocking_ns = need_ns - duration_ns, max(blocking_ns, piece_ns)
-    return True
+        if self._slacks_ns[index] < duration_ns:
+            return False
+        return piece_ns <= self._blocked_ns[index]
+
+
+def _push(heap: list[tuple[int, int]], index: int, walk: Walk) -> None:
+    """Puts a walk that has a next node on the heap, by its free share and its place in the order."""
+    if (free_ppm := walk.free_ppm) is not None:
+        heapq.heappush(heap, (-free_ppm, index))
 
 
 class FleetPlan:
@@ -306,8 +350,13 @@ class FleetPlan:
         """The names of the streams of a node, in the order of their admission."""
         return tuple(self._node(name).streams)
 
-    def place(self, stream: FleetStream, *, now_ns: int) -> Place:
+    def place(self, stream: FleetStream, *, now_ns: int, without: Collection[str] = ()) -> Place:
         """Reserves time for a stream on a node.
+
+        Args:
+            stream: The stream.
+            now_ns: The time.
+            without: Nodes that are not looked at, such as those whose own ledgers have refused it.
 
         Raises:
             NotAdmitted: None of the nodes that were tested has room, with the reason and what would fit on the closest.
@@ -320,7 +369,7 @@ class FleetPlan:
             raise InvalidArgument(
                 f'fleet, stream "{name}": expected no phase: the times of its frames at a node are not known'
             )
-        place = self._found(stream, now_ns)
+        place = self._found(stream, now_ns, without)
         self._take(stream, place)
         return place
 
@@ -345,65 +394,72 @@ class FleetPlan:
         self._places[stream.terms.name] = place
         self._offer(node)
 
-    def _found(self, stream: FleetStream, now_ns: int) -> Place:
+    def _found(self, stream: FleetStream, now_ns: int, without: Collection[str] = ()) -> Place:
         """A new reservation on the first node that takes a stream."""
+        held_back = [self._node(name) for name in without]
+        for node in held_back:
+            self._candidates.withdraw(node.node.name)
+        try:
+            return self._found_among_candidates(stream, now_ns)
+        finally:
+            for node in held_back:
+                self._offer(node)
+
+    def _found_among_candidates(self, stream: FleetStream, now_ns: int) -> Place:
         order = self._order(stream)
         self.tests = 0
         if not order or order[0][0] > stream.terms.deadline_ns:
             raise self._unreachable(stream, order)
         asked: list[_Node] = []
         is_first_tested = False
-        try:
-            for node in self._chosen(
-                [group for least_ns, group in order if least_ns <= stream.terms.deadline_ns]
-            ):
-                asked.append(node)
-                place = self._tested(node, stream, now_ns)
-                is_first_tested |= len(asked) == 1 and self.tests == 1
-                if place is not None:
-                    return place
-            # Its free share may be too small by rounding alone; and it states what is missing.
-            if (
-                not is_first_tested
-                and (place := self._tested(asked[0], stream, now_ns, looks=False)) is not None
-            ):
+        for node in self._chosen(
+            [group for least_ns, group in order if least_ns <= stream.terms.deadline_ns]
+        ):
+            asked.append(node)
+            place = self._tested(node, stream, now_ns)
+            is_first_tested |= len(asked) == 1 and self.tests == 1
+            if place is not None:
                 return place
-        finally:
-            for node in asked:
-                self._offer(node)
+        # Its free share may be too small by rounding alone; and it states what is missing.
+        if not is_first_tested:
+            place = self._tested(asked[0], stream, now_ns, looks=False)
+            if place is not None:
+                return place
         raise self._refusal(stream, asked[0], len(asked), now_ns)
 
     def _chosen(self, groups: list[Group]) -> Iterator[_Node]:
-        """The nodes to be looked at, each withdrawn from the candidates: the emptiest of the quickest groups for half of the looks
-        and tests, so that frames go short ways; then the emptiest of all, so that a fleet is used whatever its size.
+        """The nodes to be looked at: the emptiest of the quickest groups for half of the looks and tests, so that frames go short
+        ways; then the emptiest of all, so that a fleet is used whatever its size.
 
         Args:
             groups: The groups, the quickest first.
         """
         looks = 0
+        walks: list[Walk] = []
         for group in groups:
+            if looks >= LOOKS_MAX // 2 or self.tests >= TESTS_MAX // 2:
+                break
+            walk = self._candidates.walk(group)
+            walks.append(walk)
             before = self.tests
             for _ in range(LOOKS_PER_GROUP_MAX):
                 if looks >= LOOKS_MAX // 2 or self.tests >= min(before + TESTS_PER_GROUP_MAX, TESTS_MAX // 2):
                     break
-                if (name := self._candidates.take(group)) is None:
+                if (name := walk.next()) is None:
                     break
                 looks += 1
                 yield self._nodes[name]
-        heap: list[tuple[int, Group]] = []
-        for group in groups:
-            self._push(heap, group)
+        walks += (self._candidates.walk(group) for group in groups[len(walks) :])
+        heap: list[tuple[int, int]] = []
+        for index, walk in enumerate(walks):
+            _push(heap, index, walk)
         while heap and looks < LOOKS_MAX and self.tests < TESTS_MAX - 1:
-            group = heapq.heappop(heap)[1]
-            name = self._candidates.take(group)
-            assert name is not None, "groups on the heap have a node"
+            index = heapq.heappop(heap)[1]
+            name = walks[index].next()
+            assert name is not None, "walks on the heap have a node"
             looks += 1
             yield self._nodes[name]
-            self._push(heap, group)
-
-    def _push(self, heap: list[tuple[int, Group]], group: Group) -> None:
-        if (free_ppm := self._candidates.free_ppm(group)) is not None:
-            heapq.heappush(heap, (-free_ppm, group))
+            _push(heap, index, walks[index])
 
     def _order(self, stream: FleetStream) -> list[tuple[int, Group]]:
         """The groups that can run a stream, those with the shortest way and execution first."""
@@ -414,13 +470,11 @@ class FleetPlan:
         )
 
     def _tested(self, node: _Node, stream: FleetStream, now_ns: int, *, looks: bool = True) -> Place | None:
-        if looks and not node.has_share(stream):
+        if looks and not node.may_take(stream):
             return None
         way = Way.over(node.node.link, stream.up_bytes, stream.down_bytes)
         terms = way.terms(stream.terms)
         if terms is None or not node.load.has_room(way, terms):
-            return None
-        if looks and not node.may_fit(Demand(terms, stream.costs[node.node.kind])):
             return None
         self.tests += 1
         costs = node.costs(stream)

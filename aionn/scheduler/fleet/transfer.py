@@ -99,12 +99,20 @@ class Way(NamedTuple):
         """The part of the deadline that the network takes, whatever the jitter."""
         return self.there_ns + self.back_ns
 
+    def times_ns(self, own: StreamTerms) -> tuple[int, int] | None:
+        """Deadline and jitter at the node; None where the way takes the whole deadline."""
+        deadline_ns, jitter_ns = (
+            own.deadline_ns - self.there_ns - self.back_ns,
+            own.jitter_ns + self.varies_ns,
+        )
+        return (deadline_ns, jitter_ns) if jitter_ns < deadline_ns else None
+
     def terms(self, own: StreamTerms) -> StreamTerms | None:
         """The terms at the node; None where the way takes the whole deadline."""
-        deadline_ns, jitter_ns = own.deadline_ns - self.constant_ns, own.jitter_ns + self.varies_ns
-        if jitter_ns >= deadline_ns:
+        times_ns = self.times_ns(own)
+        if times_ns is None:
             return None
-        return msgspec.structs.replace(own, deadline_ns=deadline_ns, jitter_ns=jitter_ns)
+        return msgspec.structs.replace(own, deadline_ns=times_ns[0], jitter_ns=times_ns[1])
 
 
 class LinkLoad:
@@ -139,11 +147,25 @@ class LinkLoad:
             way: Its way.
             terms: Its terms at the node.
         """
-        return all(
-            burst_ns <= self._link.wait_ns and share_ppm <= CAP_PPM
-            for burst_ns, share_ppm, own_ns in zip(*self._with(way, terms, 1), (way.up_ns, way.down_ns))
-            if own_ns
-        )
+        return self.bears(way, terms.period_ns, terms.deadline_ns, terms.jitter_ns)
+
+    def bears(self, way: Way, period_ns: int, deadline_ns: int, jitter_ns: int) -> bool:
+        """As ``has_room``, for terms that no object was made for.
+
+        Args:
+            way: The way of the stream.
+            period_ns: Its period.
+            deadline_ns: Its deadline at the node.
+            jitter_ns: Its jitter there.
+        """
+        wait_ns = self._link.wait_ns
+        for direction, (own_ns, spread_ns) in enumerate(_transmissions(way, deadline_ns, jitter_ns)):
+            if own_ns and (
+                self._bursts_ns[direction] + own_ns - (-own_ns * spread_ns // period_ns) > wait_ns
+                or self._shares_ppm[direction] - (-own_ns * SHARE_PPM // period_ns) > CAP_PPM
+            ):
+                return False
+        return True
 
     def add(self, way: Way, terms: StreamTerms) -> None:
         """Another stream uses it."""
@@ -159,10 +181,15 @@ class LinkLoad:
 
     def _with(self, way: Way, terms: StreamTerms, sign: int) -> tuple[list[int], list[int]]:
         bursts_ns, shares_ppm = list(self._bursts_ns), list(self._shares_ppm)
-        # Inputs come together by the jitter of the source; outputs by all of the time that the node has for a frame.
         for direction, (own_ns, spread_ns) in enumerate(
-            ((way.up_ns, terms.jitter_ns - way.varies_ns), (way.down_ns, terms.deadline_ns))
+            _transmissions(way, terms.deadline_ns, terms.jitter_ns)
         ):
             bursts_ns[direction] += sign * (own_ns + -(-own_ns * spread_ns // terms.period_ns))
             shares_ppm[direction] += sign * -(-own_ns * SHARE_PPM // terms.period_ns)
         return bursts_ns, shares_ppm
+
+
+def _transmissions(way: Way, deadline_ns: int, jitter_ns: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Of each direction, the transmission of a frame, and the time within which frames come together: inputs by the jitter of the
+    source, outputs by all of the time that the node has for a frame."""
+    return (way.up_ns, jitter_ns - way.varies_ns), (way.down_ns, deadline_ns)
