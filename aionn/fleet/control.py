@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import anyio
 
@@ -61,6 +61,7 @@ from aionn.service.wire.protocol import (
     Reply,
     ReplyBody,
 )
+from aionn.service.wire.scheduling_messages import Release, ReserveReply, Room, Withdrawn
 
 __all__ = ["ControlConnection"]
 
@@ -96,6 +97,8 @@ class ControlConnection:
         welcome: The node's answer to the greeting; assigned by ``open``.
         clock: The node's.
         round_trip: Of small messages.
+        way: Of executions with their inputs, from here to the node.
+        on_notice: Called with each notice about reservations, and with None when the node is lost; None if nothing is reserved.
         state: Of the connection.
         why_lost: The reason, once it is.
     """
@@ -108,6 +111,8 @@ class ControlConnection:
         self.now = now
         self.clock = ClockOffset()
         self.round_trip = RoundTrip()
+        self.way = RoundTrip()
+        self.on_notice: Callable[[Withdrawn | Room | None], None] | None = None
         self.state = ControlState.CONNECTING
         self.why_lost = ""
         self._liveness = Liveness(max(1, address.silence_ms * 1_000_000 // HEARTBEAT_NS))
@@ -149,6 +154,17 @@ class ControlConnection:
         except BaseException:
             wire.abort("its greeting was not waited for")
             raise
+
+    @property
+    def channel(self) -> Self:
+        """Carries calls about reservations; see ``aionn.service.client.reservations``."""
+        return self
+
+    @property
+    def way_ns(self) -> int:
+        """The longest time from here to the node that a frame is expected to take, by the clock of the node as it is known."""
+        upper_ns = max(self.round_trip.upper_ns, self.way.upper_ns)
+        return upper_ns + (self.clock.uncertainty_ns(self.now()) if self.clock.is_known else 0)
 
     @property
     def is_alive(self) -> bool:
@@ -316,6 +332,9 @@ class ControlConnection:
             if timer is not None:
                 timer.cancel()
         self._look_timer = self._probe_timer = None
+        on_notice, self.on_notice = self.on_notice, None
+        if on_notice is not None:
+            on_notice(None)  # First: frames that end with the node are those of reservations that have ended.
         words = f"node {self.address.text}: {why}"
         if not self._greeted.done():
             self._greeted.set_exception(DeviceUnavailable(words))
@@ -368,6 +387,9 @@ class ControlConnection:
                     future.set_result(message)
             case Welcome():
                 self._welcomed(message)
+            case Withdrawn() | Room():
+                if self.on_notice is not None:
+                    self.on_notice(message)
             case Refused():
                 self._lose(f"it refuses: {message.why}")
             case _:
@@ -410,6 +432,8 @@ class ControlConnection:
         """Frees what a call has made whose caller has left."""
         if isinstance(reply, PrepareModelReply):
             self.post(FreePreparedModel(reply.prepared))
+        elif isinstance(reply, ReserveReply) and reply.reserved is not None and reply.reserved.is_new:
+            self.post(Release(reply.reserved.reservation))
 
     def _welcomed(self, message: Welcome) -> None:
         if self._greeted.done() or message.info is None:

@@ -52,6 +52,7 @@ from aionn.fleet.messages import (
     decode_from_node,
     framed,
 )
+from aionn.fleet.reported import report_here
 from aionn.fleet.wire import Wire
 from aionn.hal import (
     NO_TIMING,
@@ -63,6 +64,7 @@ from aionn.hal import (
     Priority,
     is_extension_operand_type,
 )
+from aionn.hal.callers import ReservedFrame
 
 __all__ = ["BoundArguments", "DataConnection", "DataState", "NodeLaunch"]
 
@@ -143,6 +145,7 @@ class NodeLaunch(LaunchBase):
         loop_timeout_ns: For every WHILE; None means the default.
         priority: Of this execution; None means the prepared model's.
         in_burst: See ``Submit``.
+        frame: The frame of a reservation that it is; None for best effort.
         was_sent: Whether it may have begun.
         data connection: Where it is in flight.
     """
@@ -156,6 +159,7 @@ class NodeLaunch(LaunchBase):
         loop_timeout_ns: int | None,
         priority: Priority | None,
         in_burst: bool,
+        frame: ReservedFrame | None = None,
         left: Callable[[NodeLaunch], None],
     ) -> None:
         self.bound = bound
@@ -164,6 +168,7 @@ class NodeLaunch(LaunchBase):
         self.loop_timeout_ns = loop_timeout_ns
         self.priority = priority
         self.in_burst = in_burst
+        self.frame = frame
         self.was_sent = False
         self.connection: DataConnection | None = None
         self._left = left
@@ -335,7 +340,10 @@ class DataConnection:
             launch.loop_timeout_ns,
             launch.priority,
             launch.in_burst,
+            0 if launch.frame is None else launch.frame.reservation,
         )
+        if launch.frame is not None:
+            launch.frame.sent(now_ns)
         launch.was_sent = True
         assert self._wire is not None, "an idle connection is connected"
         self._wire.send(framed(head, launch.bound.size_bytes), body)
@@ -436,6 +444,11 @@ class DataConnection:
         if launch is None:
             self._over(None)
             return
+        if launch.frame is not None and outcome.report is not None:
+            ahead_ns = control.clock.bounds_ns(now_ns)
+            report = report_here(outcome.report, ahead_ns=ahead_ns, sent_ns=outcome.stamp_ns, read_ns=now_ns)
+            launch.frame.reported(report, now_ns)
+        control.way.measured(outcome.received_ns - control.clock.earliest_ns(outcome.stamp_ns, now_ns))
         size_bytes = launch.bound.size_bytes + sum(outcome.lengths)
         if size_bytes >= MEASURED_BYTES_MIN:
             travel_ns = (now_ns - outcome.stamp_ns) - (outcome.replied_ns - outcome.received_ns)

@@ -39,7 +39,8 @@ from aionn.hal import (
     PreparedModel,
     Priority,
 )
-from aionn.platform.loops import Home, finish
+from aionn.platform.loops import Home, begin, finish
+from aionn.service.client.reservations import ServedLedger, ServedReservation
 from aionn.service.wire.protocol import (
     GetStatus,
     PrepareModel,
@@ -48,6 +49,7 @@ from aionn.service.wire.protocol import (
     SupportedOperations,
     SupportedOperationsReply,
 )
+from aionn.service.wire.scheduling_messages import AskedTime
 from aionn.validation import check_device_info
 
 __all__ = ["NodeDevice", "NodeDeviceInfo"]
@@ -66,6 +68,22 @@ class NodeDeviceInfo(DeviceInfo, frozen=True):
     location: str = "remote"
     address: str = ""
     round_trip_ns: int = 0
+
+
+class NodeLedger(ServedLedger):
+    """The ledger of a device of a node. A frame's way there is jitter, as the ledger sees it."""
+
+    async def reserve(
+        self, asked: AskedTime, old: ServedReservation | None = None, *, slot_count: int
+    ) -> ServedReservation:
+        """See the base class."""
+        connection = await self._connected()
+        assert isinstance(connection, ControlConnection), "of a node"
+        shorter_ns = asked.deadline_ns if asked.phase_ns is None else min(asked.deadline_ns, asked.period_ns)
+        most_ns = max(asked.jitter_ns, shorter_ns - 2 * asked.tolerance_ns - 1)
+        jitter_ns = min(asked.jitter_ns + connection.way_ns, most_ns)
+        asked = msgspec.structs.replace(asked, jitter_ns=jitter_ns)
+        return await super().reserve(asked, old, slot_count=slot_count)
 
 
 class NodeDevice(CheckedDevice):
@@ -100,6 +118,7 @@ class NodeDevice(CheckedDevice):
         self._loop = asyncio.get_running_loop()
         self._is_described = False
         self.connections = 0
+        self._ledger: NodeLedger | None = None
 
     async def connect(self) -> None:
         """Connects unless it is connected; ``info`` is known from then on.
@@ -108,6 +127,14 @@ class NodeDevice(CheckedDevice):
             DeviceUnavailable: The node cannot be reached, refuses, or has another device than before.
         """
         await self._connected()
+
+    @property
+    def ledger(self) -> ServedLedger | None:
+        """The reservations of the streams of all applications, at the node; None where the device there has no ledger."""
+        control = self._control
+        if self._ledger is None and control is not None and control.welcome.keeps_reservations:
+            self._ledger = NodeLedger(self._connected, lambda work: begin(work(), "aionn-fleet-ledger"))
+        return self._ledger
 
     @property
     def round_trip_ns(self) -> int:

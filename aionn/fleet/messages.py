@@ -20,6 +20,8 @@ import msgspec
 from aionn.errors import ErrorStatus, InvalidArgument
 from aionn.fleet.framing import FrameLimits, frame_lengths
 from aionn.hal import DeviceInfo, OutputShape, Priority, Timing
+from aionn.hal.callers import FrameReport
+from aionn.service.wire.scheduling_messages import Room, Withdrawn
 
 __all__ = [
     "CLIENT_LIMITS",
@@ -102,6 +104,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
         node: The node's name. Empty for a data connection.
         info: The device. None for a data connection.
         data_connections: Number of data connections that the client may have.
+        keeps_reservations: Whether the device has a ledger for the streams of all its clients.
     """
 
     sent_ns: int
@@ -112,6 +115,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     node: str = ""
     info: DeviceInfo | None = None
     data_connections: int = 0
+    keeps_reservations: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -207,6 +211,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
         loop_timeout_ns: For every WHILE; None means the default.
         priority: Of this execution; None means the prepared model's.
         in_burst: Whether the node may execute it by a burst, which is quicker, and which a cancellation does not stop.
+        reservation: The number of the reservation that it is a frame of; 0 for best effort.
     """
 
     number: int
@@ -218,6 +223,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     loop_timeout_ns: int | None = None
     priority: Priority | None = None
     in_burst: bool = False
+    reservation: int = 0
 
 
 class Withdraw(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -240,6 +246,7 @@ class Outcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
         shapes: Of the outputs.
         timing: If it was measured.
         lengths: The bytes of each output in the body; empty where an output did not fit.
+        report: Of a frame of a reservation, what the queue of the device has measured, on the node's clock.
     """
 
     number: int
@@ -252,10 +259,11 @@ class Outcome(msgspec.Struct, frozen=True, tag=True, array_like=True):
     shapes: tuple[OutputShape, ...] = ()
     timing: Timing = Timing()
     lengths: tuple[int, ...] = ()
+    report: FrameReport | None = None
 
 
 FromClient = Hello | Carried | Probe | GetFigures | Layout
-FromNode = Welcome | Refused | Carried | Heartbeat | ProbeReply | Figures | LaidOut
+FromNode = Welcome | Refused | Carried | Heartbeat | ProbeReply | Figures | LaidOut | Withdrawn | Room
 ExecutionFromClient = Submit | Withdraw
 
 _encoder = msgspec.msgpack.Encoder()

@@ -4,8 +4,9 @@ Owns the data connections of the model and the order of the executions that wait
 those of all drivers (``aionn.drivers.kit``).
 
 Invariants:
-1. A prepared model has as many data connections as the device has slots, at most. They are opened when they are needed, and stay
-   open.
+1. A prepared model has as many data connections as the device has slots, or one for each of its bursts where these are more: frames
+   of reservations are ordered at the node, and none waits here for the answer of another. They are opened when they are needed, and
+   stay open.
 2. Executions that wait for a data connection are ordered by priority, then deadline, then arrival. One whose deadline passes leaves
    immediately.
 3. A prepared model belongs to one control connection; when that is lost every call raises DEAD_OBJECT, for good.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from typing import NamedTuple, cast
+from weakref import WeakSet
 
 from aionn.drivers.kit.arguments import Arguments, check_times
 from aionn.drivers.kit.checked import CheckedDevice
@@ -32,6 +34,7 @@ from aionn.hal import (
     Priority,
     Request,
 )
+from aionn.hal.callers import frame_of_launch
 from aionn.platform.loops import begin
 from aionn.service.wire.protocol import FreePreparedModel
 
@@ -39,6 +42,9 @@ __all__ = ["NodeBurst", "NodePreparedModel"]
 
 WAITING_MAX = 1024
 """Executions that wait for a data connection; a runtime sends no more than the device has slots."""
+
+FRAME_RANK = int(max(Priority)) + 1
+"""Frames of reservations go before best effort of any priority."""
 
 BOUND_MAX = 64
 """Requests whose checks are kept: more than the slots that a burst of the runtime has."""
@@ -61,7 +67,7 @@ class NodePreparedModel(LaunchingPreparedModel):
         control: The connection that it belongs to.
         handle: Its number at the node.
         expected_duration_ns: Of an execution, as the node's driver declares it.
-        connections_max: See the module's invariant 1.
+        connections_max: Number of slots of the device.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class NodePreparedModel(LaunchingPreparedModel):
         self._handle = handle
         self._connections_max = connections_max
         self._connections: set[DataConnection] = set()
+        self._bursts: WeakSet[NodeBurst] = WeakSet()
         self._waiting: list[tuple[int, int, int, NodeLaunch]] = []
         self._arrivals = itertools.count()
         self._bound: dict[int, _Bound] = {}
@@ -149,6 +156,7 @@ class NodePreparedModel(LaunchingPreparedModel):
     ) -> Launch:
         if not self._control.is_alive:
             raise DeadObject(f"node {self._control.address.text}: {self._control.why_lost}")
+        frame = frame_of_launch.get()
         self.begin_run()
         launch = NodeLaunch(
             bound,
@@ -157,6 +165,7 @@ class NodePreparedModel(LaunchingPreparedModel):
             loop_timeout_ns=loop_timeout_ns,
             priority=priority,
             in_burst=in_burst,
+            frame=frame,
             left=self._left,
         )
         launch.watch(self._control.now)
@@ -174,11 +183,17 @@ class NodePreparedModel(LaunchingPreparedModel):
                 )
             )
         else:
-            rank = self.priority if priority is None else priority
+            rank = int(self.priority if priority is None else priority) if frame is None else FRAME_RANK
             last = TIME_MAX_NS if deadline_ns is None else deadline_ns
             heapq.heappush(self._waiting, (-rank, last, next(self._arrivals), launch))
             self._open_connection()
         return launch
+
+    @property
+    def _limit(self) -> int:
+        """Most data connections; see the module's invariant 1."""
+        most = max(1, self._control.welcome.data_connections)
+        return min(max(self._connections_max, len(self._bursts)), most)
 
     def _left(self, launch: NodeLaunch) -> None:
         """An execution has ended. One that waited stays in the queue, which ignores it when its turn comes."""
@@ -187,7 +202,7 @@ class NodePreparedModel(LaunchingPreparedModel):
     def _open_connection(self) -> None:
         """Opens one more connection, unless there are enough, or one is being opened for each execution that waits."""
         opening = sum(connection.state is DataState.OPENING for connection in self._connections)
-        if len(self._connections) < self._connections_max and opening < len(self._waiting):
+        if len(self._connections) < self._limit and opening < len(self._waiting):
             connection = DataConnection(
                 self._control, self._handle, self._connection_idle, self._connection_gone
             )
@@ -234,7 +249,9 @@ class NodePreparedModel(LaunchingPreparedModel):
             Error: The node refuses, and there is no connection.
         """
         self.check_usable()
-        if len(self._connections) < self._connections_max and self._control.is_alive:
+        burst = NodeBurst(self)
+        self._bursts.add(burst)
+        if len(self._connections) < self._limit and self._control.is_alive:
             connection = DataConnection(
                 self._control, self._handle, self._connection_idle, self._connection_gone
             )
@@ -247,7 +264,7 @@ class NodePreparedModel(LaunchingPreparedModel):
                     raise
         if not self._control.is_alive:
             raise DeadObject(f"node {self._control.address.text}: {self._control.why_lost}")
-        return NodeBurst(self)
+        return burst
 
     async def aclose(self) -> None:
         """See ``PreparedModel``. Executions that wait for a data connection fail."""

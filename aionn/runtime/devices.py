@@ -20,6 +20,7 @@ from aionn.runtime.settings import ExecutionPath
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
 from aionn.service.client.device import RemoteDevice
+from aionn.service.client.reservations import ServedLedger
 
 __all__ = ["REMOTE", "SERVED", "RuntimeDevice"]
 
@@ -50,6 +51,7 @@ class RuntimeDevice(InThisProcess):
         execution_path: The driver's call that executions take.
         info: See above; None asks ``hal``.
         keeps_slot: Whether a slot is kept from LOW jobs; see ``Dispatcher``.
+        ledger: The reservations of a device of a node, with those of its other clients; None for all others.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class RuntimeDevice(InThisProcess):
         info: DeviceInfo | None = None,
         *,
         keeps_slot: bool = False,
+        ledger: ServedLedger | None = None,
     ) -> None:
         self.is_asynchronous = execution_path == ExecutionPath.ASYNC
         self.name = name
@@ -72,7 +75,7 @@ class RuntimeDevice(InThisProcess):
         self.dispatcher = Dispatcher(
             self.info.slots, now=now_ns, can_preempt=can_preempt, keeps_slot=keeps_slot, estimates=estimates
         )
-        shared = hal.ledger if isinstance(hal, RemoteDevice) else None
+        shared = hal.ledger if isinstance(hal, RemoteDevice) else ledger
         self.reservations = DeviceReservations(name, self.info.slots, self.dispatcher, estimates, shared)
 
     @property

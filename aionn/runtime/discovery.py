@@ -33,6 +33,7 @@ from aionn.realtime import Scheduling
 from aionn.runtime.devices import REMOTE, SERVED, RuntimeDevice
 from aionn.runtime.settings import Settings
 from aionn.service.client.device import RemoteDevice
+from aionn.service.client.reservations import ServedLedger
 from aionn.validation import check_device_info, is_iterable
 
 __all__ = ["Discovery", "Isolation", "Unavailable", "devices_given", "drivers_wanted", "unknown_name"]
@@ -295,7 +296,8 @@ class Discovery:
         # LOW jobs run in the ordinary class then: beside other programs one may hold its slot for several times its duration.
         keeps_slot = self.scheduling is not None and self.scheduling.is_realtime
         path = self._settings.execution_path
-        found = RuntimeDevice(name, driver, hal, path, info, keeps_slot=keeps_slot)
+        ledger = _ledger_of(hal) if driver == REMOTE else None
+        found = RuntimeDevice(name, driver, hal, path, info, keeps_slot=keeps_slot, ledger=ledger)
         self.devices = (*self.devices, found)
         self.unused = tuple(other for other in self.unused if other is not hal)
         _logger.debug("found %s: driver %s %s", name, driver, info.version)
@@ -307,6 +309,13 @@ class Discovery:
         self.unavailable = (*self.unavailable, Unavailable(name, reason))
         level = logging.WARNING if is_missed and not isinstance(error, _NotEnabled) else logging.DEBUG
         _logger.log(level, "%s is not used: %s", name, reason)
+
+
+def _ledger_of(hal: Device) -> ServedLedger | None:
+    """The ledger of a device of a node."""
+    from aionn.fleet.device import NodeDevice  # As above.
+
+    return hal.ledger if isinstance(hal, NodeDevice) else None
 
 
 def _is_fatal(error: Exception) -> bool:

@@ -34,6 +34,7 @@ from aionn.fleet.messages import (
     framed,
 )
 from aionn.fleet.node.budget import Budget
+from aionn.fleet.node.reservations import NodeFrame
 from aionn.fleet.wire import Wire
 from aionn.hal import (
     Burst,
@@ -51,6 +52,7 @@ from aionn.hal import (
     is_extension_operand_type,
     operand_size_bytes,
 )
+from aionn.hal.callers import frame_of_launch
 from aionn.hal.pooled_request import place_values
 from aionn.platform.loops import finish
 from aionn.service.wire.sizes import ARGUMENTS_MAX, TEXT_CHARACTERS_MAX
@@ -88,6 +90,10 @@ class DataOwner(Hashable, Protocol):
 
     def heard(self) -> None:
         """Bytes of the client came."""
+        ...
+
+    def frame(self, reservation: int) -> NodeFrame | None:
+        """A frame of a reservation of the client; None where that has ended. Raises ``InvalidArgument``: it never had it."""
         ...
 
 
@@ -140,6 +146,7 @@ class DataConnection:
         self._received_ns = 0
         self._burst: Burst | None = None
         self._launch: Launch | None = None
+        self._frame: NodeFrame | None = None
         self._error: Error = GeneralFailure("node: nothing was launched")
         self._wake: asyncio.Future[None] | None = None
         wire.owner = self
@@ -289,6 +296,17 @@ class DataConnection:
         if submit.remaining_ns is not None:
             # A client's estimate of this clock may be too early, and never too late. So a time to come is a mistake of the client.
             deadline_ns = max(0, min(self._owner.now(), submit.sent_ns) + submit.remaining_ns)
+        self._frame = None
+        if submit.reservation:
+            self._frame = self._owner.frame(submit.reservation)
+        token = None if self._frame is None else frame_of_launch.set(self._frame)
+        try:
+            return self._launched_by(submit, deadline_ns)
+        finally:
+            if token is not None:
+                frame_of_launch.reset(token)
+
+    def _launched_by(self, submit: Submit, deadline_ns: int | None) -> Launch:
         if submit.in_burst:
             assert self._burst is not None, "opened before the greeting was answered"
             return self._burst.launch(
@@ -331,6 +349,7 @@ class DataConnection:
             shapes,
             timing,
             tuple(part.nbytes for part in body),
+            None if self._frame is None else self._frame.report,
         )
         self._wire.send(framed(outcome, sum(outcome.lengths)), body)
 

@@ -44,9 +44,11 @@ from aionn.fleet.messages import (
 )
 from aionn.fleet.node.budget import CLIENT_BYTES_MAX, Budget
 from aionn.fleet.node.data_connection import IN_LOOP_BYTES_MAX, DataConnection, ServedModel
+from aionn.fleet.node.reservations import NodeFrame, NodeReservations
 from aionn.fleet.wire import Wire
 from aionn.hal import Device, Memory
 from aionn.platform.loops import finish, finish_all
+from aionn.service.client.device import RemoteDevice
 from aionn.service.wire.protocol import (
     Call,
     CallBody,
@@ -64,6 +66,7 @@ from aionn.service.wire.protocol import (
     SupportedOperations,
     SupportedOperationsReply,
 )
+from aionn.service.wire.scheduling_messages import Change, Move, Release, Reserve, Room, Withdrawn
 from aionn.service.wire.sizes import TEXT_CHARACTERS_MAX
 
 __all__ = ["DATA_CONNECTIONS_MAX", "OpenDevice", "Session"]
@@ -130,6 +133,8 @@ class Session:
         self._greeting = greeting
         self._figures = figures
         self._device: Device | None = None
+        self._reservations: NodeReservations | None = None
+        self._room: Room | None = None  # One that the client could not be sent yet.
         self._tasks: anyio.abc.TaskGroup | None = None
         self._handles = itertools.count(1)
         self._calls: dict[int, anyio.CancelScope] = {}
@@ -143,6 +148,12 @@ class Session:
     def now(self) -> int:
         """See ``DataOwner``."""
         return self._now()
+
+    def frame(self, reservation: int) -> NodeFrame | None:
+        """See ``DataOwner``."""
+        if self._reservations is None:
+            raise InvalidArgument(f"node: this client has no reservation {reservation}")
+        return self._reservations.frame(reservation)
 
     @property
     def is_busy(self) -> bool:
@@ -165,6 +176,8 @@ class Session:
                 self._tasks = tasks
                 try:
                     self._device = device = await self._open_device(tasks)
+                    if isinstance(device, RemoteDevice) and device.ledger is not None:
+                        self._reservations = NodeReservations(device.ledger, device.info.slots, self._notify)
                     self._welcome(device)
                     await self._heartbeat()
                 except Error as e:
@@ -186,6 +199,7 @@ class Session:
             self._node,
             device.info,
             DATA_CONNECTIONS_MAX,
+            self._reservations is not None,
         )
         self._wire.send(framed(welcome))
 
@@ -193,10 +207,20 @@ class Session:
         while not self._over.is_set():
             with anyio.move_on_after(HEARTBEAT_NS / 1e9):
                 await self._over.wait()
+            if self._room is not None:
+                self._notify(self._room)
             if self.is_busy and not self._wire.is_congested:
                 self._wire.send(framed(Heartbeat()))
             if anyio.current_time() - self._heard_s > SILENT_S_MAX:
                 self._wire.abort(f"the client was silent for {SILENT_S_MAX:g} s")
+
+    def _notify(self, notice: Withdrawn | Room) -> None:
+        """Sends a notice about reservations. Of those about the room, a client that does not read gets the last one."""
+        if isinstance(notice, Room):
+            self._room = notice if self._wire.is_congested else None
+            if self._room is not None:
+                return
+        self._wire.send(framed(notice))
 
     async def _close(self) -> None:
         for connection in list(self.connections):
@@ -387,4 +411,6 @@ class Session:
                 return Done()
             case Ping():
                 return Done()
+            case Reserve() | Change() | Move() | Release() if self._reservations is not None:
+                return await self._reservations.handle(body)
         raise InvalidArgument(f"node: {type(body).__name__} is not served over a network")

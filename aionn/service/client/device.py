@@ -152,7 +152,7 @@ class RemoteDevice:
         self._short_lives = 0
         self._closed = False
         self.starts = 0
-        self.ledger = None if path is None else ServedLedger(self._connected, tasks)
+        self.ledger = None if path is None else ServedLedger(self._connected, tasks.start_soon)
 
     @property
     def info(self) -> DeviceInfo:

@@ -10,13 +10,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
-
-import anyio.abc
+from typing import Any, Protocol, TypeVar
 
 from aionn.burst.packets import RESERVATION_MAX
 from aionn.errors import Error, GeneralFailure, InvalidArgument, NotAdmitted
-from aionn.service.client.connection import Connection
+from aionn.service.wire.protocol import CallBody, ReplyBody
 from aionn.service.wire.scheduling_messages import (
     AskedTime,
     Change,
@@ -30,10 +28,35 @@ from aionn.service.wire.scheduling_messages import (
     Withdrawn,
 )
 
-__all__ = ["ServedLedger", "ServedReservation"]
+__all__ = ["LedgerConnection", "ServedLedger", "ServedReservation"]
 
 ENDS = frozenset({"silent", "withdrawn"})
 """The reasons for which a server may end a reservation; any other one counts as ``withdrawn``."""
+
+
+_R = TypeVar("_R", bound=ReplyBody)
+
+
+class LedgerChannel(Protocol):
+    """Carries calls about reservations; see ``aionn.service.wire.channel``."""
+
+    async def call(self, body: CallBody, expected: type[_R]) -> _R: ...
+
+    def post(self, body: CallBody) -> None: ...
+
+
+class LedgerConnection(Protocol):
+    """A connection to the process that has the ledger, directly or by the node between.
+
+    Attributes:
+        channel: Carries the calls.
+        on_notice: Called with each notice about reservations, and with None when the process is gone.
+    """
+
+    @property
+    def channel(self) -> LedgerChannel: ...
+
+    on_notice: Callable[[Withdrawn | Room | None], None] | None
 
 
 class ServedReservation:
@@ -47,7 +70,7 @@ class ServedReservation:
 
     __slots__ = ("connection", "end", "on_end", "reserved")
 
-    def __init__(self, connection: Connection, reserved: Reserved) -> None:
+    def __init__(self, connection: LedgerConnection, reserved: Reserved) -> None:
         self.connection = connection
         self.reserved = reserved
         self.end = ""
@@ -67,16 +90,20 @@ class ServedLedger:
 
     Args:
         connected: Returns the connection to the device's process, which it makes first unless there is one.
-        tasks: Where moves are asked for.
+        start: Starts work that is not waited for, and that does not raise.
 
     Attributes:
         on_room: Called with the longest best-effort execution that the reserved frames of all applications can wait for.
     """
 
-    def __init__(self, connected: Callable[[], Awaitable[Connection]], tasks: anyio.abc.TaskGroup) -> None:
+    def __init__(
+        self,
+        connected: Callable[[], Awaitable[LedgerConnection]],
+        start: Callable[[Callable[[], Coroutine[Any, Any, None]]], object],
+    ) -> None:
         self._connected = connected
-        self._tasks = tasks
-        self._connection: Connection | None = None
+        self._start = start
+        self._connection: LedgerConnection | None = None
         self._held: dict[int, ServedReservation] = {}
         self.on_room: Callable[[int], None] | None = None
 
@@ -109,7 +136,7 @@ class ServedLedger:
             # The server has ended it, and the notice came before this answer.
             return await self._ask(connection, Reserve(asked), None, slot_count)
 
-    def _on(self, connection: Connection) -> Connection:
+    def _on(self, connection: LedgerConnection) -> LedgerConnection:
         if connection is not self._connection:
             self._end_all()
             self._connection = connection
@@ -117,7 +144,11 @@ class ServedLedger:
         return connection
 
     async def _ask(
-        self, connection: Connection, call: Reserve | Change, old: ServedReservation | None, slot_count: int
+        self,
+        connection: LedgerConnection,
+        call: Reserve | Change,
+        old: ServedReservation | None,
+        slot_count: int,
     ) -> ServedReservation:
         reply = await connection.channel.call(call, ReserveReply)
         reserved, refusal = reply.reserved, reply.refusal
@@ -157,18 +188,22 @@ class ServedLedger:
         """Asks for another phase, and calls ``moved`` with the answer."""
 
         async def ask() -> None:
-            call = Move(reservation.reserved.reservation, phase_ns)
-            try:
-                has_moved = (await reservation.connection.channel.call(call, MoveReply)).has_moved
-            except Error:
-                has_moved = False  # It has ended.
-            moved(has_moved)
+            moved(await self.moved(reservation, phase_ns))
 
-        self._tasks.start_soon(ask)
+        self._start(ask)
+
+    @staticmethod
+    async def moved(reservation: ServedReservation, phase_ns: int) -> bool:
+        """Asks for another phase; returns whether it has that now."""
+        call = Move(reservation.reserved.reservation, phase_ns)
+        try:
+            return (await reservation.connection.channel.call(call, MoveReply)).has_moved
+        except Error:
+            return False  # It has ended.
 
     def begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Begins work that must not raise, and does not wait for it."""
-        self._tasks.start_soon(work)
+        self._start(work)
 
     def _notice(self, notice: Withdrawn | Room | None) -> None:
         """From the server; None when the connection has ended."""

@@ -123,12 +123,14 @@ class Simulation:
         local: What the node's client gets; replaced, the next connection gets it.
     """
 
-    def __init__(self, link: SimulatedLink, tasks: Any, address: NodeAddress, slots: int) -> None:
+    def __init__(
+        self, link: SimulatedLink, tasks: Any, address: NodeAddress, slots: int, name: str = "edge1"
+    ) -> None:
         self.link = link
         self.slots = slots
         self.local = TimedDevice(link, slots=slots)
         self.version = "1"
-        self.node = Node("edge1", self._open, tasks, now=link.node_now)
+        self.node = Node(name, self._open, tasks, now=link.node_now)
         self.device = NodeDevice(address, LinkConnector(link, lambda: self.node), link.client_now)
 
     async def _open(self, tasks: Any) -> Device:
@@ -139,11 +141,11 @@ class Simulation:
 
 @asynccontextmanager
 async def simulated(
-    *, address: str = "127.0.0.1:7463", slots: int = 1, **options: Any
+    *, address: str = "127.0.0.1:7463", slots: int = 1, name: str = "edge1", **options: Any
 ) -> AsyncIterator[Simulation]:
     """Joins a client and a node by a ``SimulatedLink`` with these options; to be run in virtual time."""
     async with anyio.create_task_group() as tasks:
-        simulation = Simulation(SimulatedLink(**options), tasks, parse_node(address), slots)
+        simulation = Simulation(SimulatedLink(**options), tasks, parse_node(address), slots, name)
         try:
             yield simulation
         finally:
@@ -184,10 +186,10 @@ def _command(pid: int) -> bytes:
 
 
 @contextmanager
-def serving(*arguments: str, device: str = "reference") -> Iterator[Served]:
+def serving(*arguments: str, device: str = "reference", name: str = "edge1") -> Iterator[Served]:
     """Serves a device on a free port of this machine."""
     command = python_command(
-        "aionn.cli.main", "serve", device, "--listen", "127.0.0.1:0", "--node-name", "edge1", *arguments
+        "aionn.cli.main", "serve", device, "--listen", "127.0.0.1:0", "--node-name", name, *arguments
     )
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=python_environment())
     try:
