@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from aionn.runtime.executions.lent import LentSlot
     from aionn.runtime.executions.results import StreamResult
     from aionn.runtime.executions.stream import Stream
+    from aionn.runtime.fleet.placed import PlacedStream
+    from aionn.runtime.fleet.streams import FleetStreams
     from aionn.runtime.guarantees.guarantee import StreamReservation
     from aionn.runtime.guarantees.stream import GuaranteedStream
     from aionn.runtime.memory.arguments import TensorSpec
@@ -75,6 +77,7 @@ _HOME_BY_NAME = {
     "Execution": "aionn.runtime.executions.execution",
     "ExecutionCancelled": "aionn.errors",
     "ExecutionPreference": "aionn.hal",
+    "FleetStreams": "aionn.runtime.fleet.streams",
     "GeneralFailure": "aionn.errors",
     "GuaranteedStream": "aionn.runtime.guarantees.stream",
     "ImageMemory": "aionn.runtime.memory.images",
@@ -85,6 +88,7 @@ _HOME_BY_NAME = {
     "Model": "aionn.hal",
     "NotAdmitted": "aionn.errors",
     "OutputInsufficientSize": "aionn.errors",
+    "PlacedStream": "aionn.runtime.fleet.placed",
     "Placement": "aionn.runtime.placement.plan",
     "Priority": "aionn.hal",
     "RealtimeReport": "aionn.runtime.realtime",
@@ -119,6 +123,7 @@ __all__ = [
     "Execution",
     "ExecutionCancelled",
     "ExecutionPreference",
+    "FleetStreams",
     "GeneralFailure",
     "GuaranteedStream",
     "ImageMemory",
@@ -129,6 +134,7 @@ __all__ = [
     "Model",
     "NotAdmitted",
     "OutputInsufficientSize",
+    "PlacedStream",
     "Placement",
     "Priority",
     "RealtimeReport",

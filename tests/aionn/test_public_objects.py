@@ -78,6 +78,8 @@ async def objects(tmp_path: Any) -> AsyncIterator[dict[type, Any]]:
         streams = [burst.stream(items()), burst.stream(items(), guarantee="best", period=1.0)]
         for stream in streams:
             stack.callback(stream.cancel)
+        fleet = aionn.FleetStreams(runtime, chain([OperationType.RELU], (3,)), devices=["reference"])
+        await stack.enter_async_context(fleet)
         shared = stack.enter_context(aionn.SharedMemory.create((3,), np.float32))
         image = stack.enter_context(aionn.ImageMemory.create(4, 4))
         tee = aionn.media.tee(items())
@@ -86,7 +88,7 @@ async def objects(tmp_path: Any) -> AsyncIterator[dict[type, Any]]:
         writing = queue.begin_write(1)
         made = [
             runtime, *runtime.devices, net, burst, execution, net.reusable(), memory, lent, *streams,
-            shared, image, tee, tee.branch(),
+            fleet, fleet.stream(items(), period=1.0, name="gate"), shared, image, tee, tee.branch(),
             aionn.media.camera(), aionn.media.synthetic_video(size=(8, 8), frames=1),
             aionn.media.joined(items(), items(), tolerance_s=0.1),
             aionn.media.record(tmp_path / "file"), aionn.media.CameraWatch(),

@@ -125,6 +125,7 @@ class StreamGuarantee:
         terms: The terms as they are now.
         refusal: Why there is no reservation, where that is allowed.
         held: The reservation; None before the admission, and where it was refused.
+        known: The device time by another burst of the same model on the same device; None where it was not measured there.
         arrivals: The frame that is in each buffer, by the buffer's identifier.
     """
 
@@ -155,6 +156,7 @@ class StreamGuarantee:
         self._was_asked = False
         self._is_over = False
         self._overran_count = 0
+        self.known: Measured | None = None
         self.terms = terms
         self.refusal: NotAdmitted | None = None
         self.held: Held | None = None
@@ -340,7 +342,7 @@ class StreamGuarantee:
             raise InvalidArgument("stream: ended while it asked for a reservation")
 
     async def _measured(self) -> Measured:
-        known = self._reservations.learnt(self._model, TIMINGS_MIN)
+        known = self._reservations.learnt(self._model, TIMINGS_MIN) or self.known
         if known is not None and self._reservations.is_up:
             return known
         try:

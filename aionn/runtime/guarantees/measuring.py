@@ -12,7 +12,7 @@ from aionn.runtime.executions.results import Result
 from aionn.runtime.guarantees.arrivals import Measured
 from aionn.scheduler.estimates import Estimates
 
-__all__ = ["TIMINGS_MIN", "WARM_UP_EXECUTIONS", "WARM_UP_NS", "measure"]
+__all__ = ["COLD_EXECUTIONS", "TIMINGS_MIN", "WARM_UP_EXECUTIONS", "WARM_UP_NS", "measure"]
 
 TIMINGS_MIN = 16
 """Timings from which on what was learnt is relied on: the margin for how little is known is 7 % then."""

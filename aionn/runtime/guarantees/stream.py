@@ -17,7 +17,7 @@ from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.results import StreamResult, StreamStatistics
 from aionn.runtime.executions.slot_pool import FrameBuffer
 from aionn.runtime.executions.stream import Item, Stream, StreamPump
-from aionn.runtime.guarantees.arrivals import FrameArrival
+from aionn.runtime.guarantees.arrivals import FrameArrival, Measured
 from aionn.runtime.guarantees.guarantee import StreamGuarantee, StreamReservation
 from aionn.runtime.guarantees.terms import changed_terms
 from aionn.scheduler.bandwidth import Label
@@ -116,6 +116,10 @@ class GuaranteedStream(Stream[_T]):
     def refusal(self) -> NotAdmitted | None:
         """The reason why a stream with ``guarantee="best"`` has no reservation; None where it has one, or was not asked."""
         return self._guarantee.refusal
+
+    def measured_before(self, measured: Measured) -> None:
+        """The device time by another burst of the same model on the same device: nothing is executed before the admission."""
+        self._guarantee.known = measured
 
     async def admit(self) -> StreamReservation | None:
         """Asks for the reservation, as ``async with`` does. Idempotent.
