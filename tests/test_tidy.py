@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{key: {"aionn.errors"} for key in ("aionn.realtime", "aionn.reports")},
     "aionn.watch": LOWEST | {"aionn.media", "aionn.reports", "aionn.runtime", "aionn.scheduler"},
     "aionn.oip": {"aionn"},
+    "aionn.ray": {"aionn", "aionn.platform"},
     "aionn.simulation": LOWEST
     | {"aionn.models", "aionn.drivers.kit", "aionn.drivers.simulated", "aionn.reports", "aionn.scheduler"},
     "aionn.benchmarking": PRODUCT,
@@ -83,6 +84,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "opentelemetry": ("aionn/runtime/metrics/spans.py",),
     "uvicorn": ("aionn/watch/process.py", "aionn/oip/rest_server.py"),
     "grpc": ("aionn/oip/grpc_server.py",),
+    "ray": ("aionn/ray/cluster.py",),
     "mlperf_loadgen": ("aionn/benchmarking/loadgen.py",),
     "asyncio": (
         "aionn/benchmarking/loadgen.py",
@@ -95,6 +97,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/media/source.py",
         "aionn/oip/",
         "aionn/platform/loops.py",
+        "aionn/ray/",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",
         "aionn/testing/clock.py",

@@ -30,6 +30,7 @@ SECTIONS = (
             "docs/models.md",
             "docs/devices.md",
             "docs/fleet.md",
+            "docs/ray.md",
             "docs/compilation.md",
             "docs/executions.md",
             "docs/streams.md",
