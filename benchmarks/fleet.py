@@ -8,6 +8,8 @@ How each figure is taken:
 - "bare" is the bytes of the request sent by an asyncio protocol to one in another process, which sends as many bytes back as the
   result has.
 - The goal compares the median of "remote" with the sum of the medians of "local" and "bare".
+- "Ray actor" is a call of an asynchronous actor with the same bytes, "Ray graph" an execution of a compiled graph of one actor;
+  both where Ray is installed (extra `ray`), for the size that has a goal.
 - "silence" is the time from SIGSTOP of all processes of the server to the error of the last of three pending executions.
 """
 
@@ -22,10 +24,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.abc
@@ -34,7 +37,7 @@ import numpy as np
 from aionn.errors import DeadObject
 from aionn.fleet.addresses import parse_node
 from aionn.fleet.device import NodeDevice
-from aionn.hal import Burst, Model, OperandType, OperationType
+from aionn.hal import Model, OperandType, OperationType
 from aionn.hal.pooled_request import PooledRequest
 from aionn.models.builder import GraphBuilder
 from aionn.platform.python_process import python_command, python_environment
@@ -43,6 +46,7 @@ from benchmarks.rows import Options, Report, alternating, at_most, compare, opti
 
 SIZES = (256, 20_000, 150_000, 600_000)
 RESULT_BYTES = 256
+GOAL_BYTES = 150_000
 BLOCKS, BLOCKS_QUICK = 12, 4
 CALLS = 60
 SILENCES, SILENCES_QUICK = 10, 3
@@ -132,23 +136,60 @@ class Bare(asyncio.Protocol):
 class Contender:
     """One way, and its times."""
 
-    def __init__(self, name: str, burst: Burst | None, request: PooledRequest, bare: Bare) -> None:
+    def __init__(self, name: str, call: Callable[[], Awaitable[object]]) -> None:
         self.name = name
-        self._burst = burst
-        self._request = request
-        self._bare = bare
+        self._call = call
         self.medians_us: list[float] = []
 
     async def block(self) -> None:
         times_us = []
         for _ in range(CALLS):
             began_ns = time.perf_counter_ns()
-            if self._burst is None:
-                await self._bare.exchange()
-            else:
-                await self._burst.execute_synchronously(self._request.request, [0])
+            await self._call()
             times_us.append((time.perf_counter_ns() - began_ns) / 1e3)
         self.medians_us.append(statistics.median(times_us))
+
+
+class Answers:
+    """An actor of Ray that answers as many bytes as the result has."""
+
+    async def answer(self, request: bytes) -> bytes:
+        return bytes(RESULT_BYTES)
+
+
+class GraphAnswers:
+    """The same for a compiled graph, whose actors have no event loop."""
+
+    def answer(self, request: bytes) -> bytes:
+        return bytes(RESULT_BYTES)
+
+
+@contextmanager
+def ray_contenders(size_bytes: int) -> Iterator[list[Contender]]:
+    """The ways of Ray; none where it is not installed."""
+    if find_spec("ray") is None:
+        yield []
+        return
+    import ray
+    from ray.dag import InputNode
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+    try:
+        request = bytes(size_bytes)
+        actor, behind = ray.remote(Answers).remote(), ray.remote(GraphAnswers).remote()
+        with InputNode() as given:
+            graph: Any = behind.answer.bind(given).experimental_compile(enable_asyncio=True)
+
+        async def execute() -> None:
+            await (await graph.execute_async(request))
+
+        yield [
+            Contender("Ray actor", lambda: actor.answer.remote(request)),
+            Contender("Ray graph", execute),
+        ]
+        graph.teardown()
+    finally:
+        ray.shutdown()
 
 
 async def measure_size(report: Report, chosen: Options, server: Server, size_bytes: int) -> None:
@@ -168,11 +209,13 @@ async def measure_size(report: Report, chosen: Options, server: Server, size_byt
             for device in (remote, local):
                 prepared = await device.prepare_model(model)
                 bursts.append(await prepared.configure_execution_burst())
-            with PooledRequest(model) as request:
+            peers = ray_contenders(size_bytes) if size_bytes == GOAL_BYTES else nullcontext([])
+            with PooledRequest(model) as request, peers as others:
                 contenders = [
-                    Contender("remote", bursts[0], request, bare),
-                    Contender("local", bursts[1], request, bare),
-                    Contender("bare", None, request, bare),
+                    Contender("remote", lambda: bursts[0].execute_synchronously(request.request, [0])),
+                    Contender("local", lambda: bursts[1].execute_synchronously(request.request, [0])),
+                    Contender("bare", bare.exchange),
+                    *others,
                 ]
                 for contender in contenders:
                     await contender.block()
@@ -187,14 +230,17 @@ async def measure_size(report: Report, chosen: Options, server: Server, size_byt
         echo.kill()
         echo.wait()
         echo.stdout.close()
-    ours, here, net = (contender.medians_us for contender in contenders)
+    ours, here, net, *peers_us = (contender.medians_us for contender in contenders)
     total = [a + b for a, b in zip(here, net, strict=True)]
-    goal = at_most(1.3) if size_bytes == 150_000 else None
+    goal = at_most(1.3) if size_bytes == GOAL_BYTES else None
     report.add(
         compare(f"{size_bytes} B: remote, p50", "us", ours, "local + bare", total, goal),
         single(f"{size_bytes} B: local, p50", "us", here),
         single(f"{size_bytes} B: bare, p50", "us", net),
     )
+    for contender, bound, theirs in zip(contenders[3:], (0.15, 0.5), peers_us):
+        name = f"{size_bytes} B: remote beside {contender.name}, p50"
+        report.add(compare(name, "us", ours, contender.name, theirs, at_most(bound)))
 
 
 async def silence_ms(server: Server) -> float:
