@@ -6,10 +6,12 @@ the actor, whose end it notices, and owns the process of the device.
 Invariants:
 1. When its standard input ends, the process of the device gets SIGTERM, and SIGKILL after ``END_S_MAX``.
 2. It ends with the exit status of the process of the device, and passes SIGTERM on.
+3. Where it is killed itself, the kernel sends the process of the device SIGTERM.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -22,6 +24,9 @@ from aionn.platform.python_process import python_command, python_environment
 
 __all__ = ["main"]
 
+PR_SET_PDEATHSIG: Final = 1
+"""Of ``linux/prctl.h``."""
+
 END_S_MAX: Final = 5.0
 """Time in which a device ends whose actor is gone. Nobody waits for its answers longer than that."""
 
@@ -32,6 +37,7 @@ def main(arguments: Sequence[str]) -> None:
         python_command("aionn.cli.main", "serve", *arguments),
         stdin=subprocess.DEVNULL,
         env=python_environment(),
+        preexec_fn=_end_with_parent,  # This process has one thread.
     )
     signal.signal(signal.SIGTERM, lambda *_: served.send_signal(signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -45,6 +51,10 @@ def main(arguments: Sequence[str]) -> None:
         os.close(end)
     code = served.returncode
     raise SystemExit(code if code >= 0 else 128 - code)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end(served: subprocess.Popen[bytes]) -> None:

@@ -108,7 +108,8 @@ async def test_a_drained_process_ends_in_order_and_is_not_started_again(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.forked("any")
-async def test_the_command_serves_is_killed_serves_again_and_ends_with_its_keeper() -> None:
+@pytest.mark.parametrize("victim", ["device", pytest.param("keeper", marks=pytest.mark.long)])
+async def test_the_command_serves_is_killed_serves_again_and_ends_with_its_keeper(victim: str) -> None:
     process = NodeProcess(settings())
     async with running(process) as task:
         address = await process.address()
@@ -119,7 +120,7 @@ async def test_the_command_serves_is_killed_serves_again_and_ends_with_its_keepe
             assert process._process is not None
             served = children(process._process.pid)
             assert len(served) == 1
-            os.kill(served[0], signal.SIGKILL)
+            os.kill(served[0] if victim == "device" else process._process.pid, signal.SIGKILL)
             while process.figures()["starts"] < 2:
                 await process._changed.wait()
             assert await process.address() == address
