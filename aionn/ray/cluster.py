@@ -5,7 +5,7 @@ Owns the calls of Ray. They block: an application makes them before it opens its
 Invariants:
 1. Each actor has a name of its own, ``aionn/NODE/DEVICE``, in the namespace ``aionn``, and lives until ``stop_nodes`` or the end of
    its machine, whichever application has started it.
-2. No call waits longer than its caller says.
+2. No call waits longer than its ``within_s``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ANSWER_S_MAX: Final = 10.0
 """Time in which an actor answers: it has nothing else to do, and Ray notices the end of its process after seconds."""
 
 DRAIN_S_MAX: Final = 60.0
-"""Time for a drain: ``aionn serve`` gives accepted executions ten seconds unless it was told otherwise."""
+"""Time for a drain: ``aionn serve`` gives accepted executions ten seconds by default."""
 
 NODES_MAX: Final = 64
 """Most addresses that a runtime takes; see ``docs/fleet.md``."""
@@ -59,7 +59,7 @@ class NodeFound(NamedTuple):
 
 
 class Cluster(Protocol):
-    """What is asked of Ray; tests have one without Ray."""
+    """The questions to Ray; tests have a cluster without it."""
 
     def names(self) -> list[str]:
         """The names of all actors in the namespace."""

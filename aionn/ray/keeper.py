@@ -28,7 +28,7 @@ PR_SET_PDEATHSIG: Final = 1
 """Of ``linux/prctl.h``."""
 
 END_S_MAX: Final = 5.0
-"""Time in which a device ends whose actor is gone. Nobody waits for its answers longer than that."""
+"""Time in which a device ends whose actor is gone. Applications wait for its answers a quarter of a second."""
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ Owns the process and its output; ``restarts`` decides. It needs no Ray.
 
 Invariants:
 1. At most one process runs. It is started again on the port that it had, so that applications find the node where it was.
-2. Whoever waits for the address gets it, or the error with the last words of the process.
+2. A call of ``address`` returns it, or raises an error with the last words of the process.
 3. When ``run`` has ended, however that came, no process is left.
 """
 

@@ -4,7 +4,7 @@ Invariants:
 1. A process that ends by itself is started again after a pause, which doubles with each failure up to ``PAUSE_NS_MAX``.
 2. After ``FAILURES_MAX`` failures in a row none is started any more: a device that cannot be served is reported and not tried
    without end. A process that has served for ``STEADY_NS`` has no failures behind it.
-3. A node that drains, or was told to end, is never started again.
+3. A node that drains is never started again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["FAILURES_MAX", "NodeState", "Restarts"]
 
 PAUSE_NS_MIN: Final = 200_000_000
 PAUSE_NS_MAX: Final = 10_000_000_000
-"""The pause after the first failure: a port is free again, and a driver's device was given up. The longest one: a machine whose
+"""The pause after the first failure: a port is free again, and its driver has closed the device. The longest one: a machine whose
 device is reset needs seconds, and more starts would only burn its processors."""
 
 FAILURES_MAX: Final = 8
-"""Failures in a row, over half a minute with these pauses: a mistake in the arguments is none of time."""
+"""Failures in a row, over half a minute with these pauses: a mistake in the arguments does not go away."""
 
 STEADY_NS: Final = 10_000_000_000
 """Time of service after which earlier failures do not count: a start, a model and its first frames are within it."""
@@ -42,7 +42,7 @@ _NEXT: Final[dict[tuple[NodeState, str], NodeState]] = {
     (NodeState.STARTING, "died"): NodeState.PAUSED,
     (NodeState.SERVING, "died"): NodeState.PAUSED,
     (NodeState.PAUSED, "start"): NodeState.STARTING,
-    (NodeState.PAUSED, "give up"): NodeState.FAILED,
+    (NodeState.PAUSED, "fail"): NodeState.FAILED,
     (NodeState.STARTING, "end"): NodeState.ENDING,
     (NodeState.SERVING, "end"): NodeState.ENDING,
     (NodeState.PAUSED, "end"): NodeState.ENDED,
@@ -66,7 +66,7 @@ class Restarts:
         self._serves_since_ns: int | None = None
 
     def serves(self, now_ns: int) -> None:
-        """The process has said where it listens."""
+        """The process has reported where it listens."""
         if self._enters("serves"):
             self._serves_since_ns = now_ns
 
@@ -74,7 +74,7 @@ class Restarts:
         """The process has ended.
 
         Returns:
-            The pause in nanoseconds before the next start, for ``start``; None where there is none.
+            The pause in nanoseconds before the next start, for ``start``; None if the process is not started again.
         """
         if not self._enters("died") or self.state is NodeState.ENDED:
             return None
@@ -83,7 +83,7 @@ class Restarts:
             self._failures = 0
         self._failures += 1
         if self._failures > FAILURES_MAX:
-            self._enters("give up")
+            self._enters("fail")
             return None
         return min(PAUSE_NS_MAX, PAUSE_NS_MIN << (self._failures - 1))
 
@@ -94,7 +94,7 @@ class Restarts:
         return has_begun
 
     def end(self) -> bool:
-        """The node is to end in order; whether a process runs that has to be told."""
+        """The node is to end in order; whether a process runs that has to get SIGTERM."""
         return self._enters("end") and self.state is NodeState.ENDING
 
     def _enters(self, event: str) -> bool:

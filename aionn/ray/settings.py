@@ -1,7 +1,7 @@
 """The settings of a cluster's nodes, and the words that follow from them: names, command lines, addresses. Pure.
 
-Invariant: a node listens on an address that other machines reach only with certificates of its clients, or where its caller has
-said that every client may use it.
+Invariant: a node listens on an address that other machines reach only with certificates of its clients, or where ``any_client``
+allows all of them.
 """
 
 from __future__ import annotations

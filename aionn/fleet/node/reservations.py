@@ -44,7 +44,7 @@ class NodeFrame:
 
     Attributes:
         reservation: The number of the reservation on the connection to the device's process.
-        report: Of the queue of the device; None before, and where there is none.
+        report: Of the queue of the device; None before, and for a frame without a report.
     """
 
     __slots__ = ("report", "reservation")

@@ -1,1 +1,1 @@
-"""Streams over the devices of several nodes: each runs on one, and goes on elsewhere when that is lost or drains."""
+"""Streams over the devices of several nodes: each runs on one, and continues elsewhere when that is lost or drains."""

@@ -4,8 +4,9 @@ Owns the division of their durations: the part that the device's driver has meas
 rest is the latency of these very frames, the spread is jitter.
 
 Invariants:
-1. Latency and jitter together are no less than the longest way that was seen, with the margin for how few there were. What is less
-   than ``LATENCY_STEP_NS`` of the latency counts as jitter, so that equal machines on one network are alike for the plan.
+1. Latency and jitter together are no less than the longest way that was seen, with the margin for how few there were. A latency
+   below ``LATENCY_STEP_NS``, and the remainder of others, count as jitter, so that equal machines on one network are alike for the
+   plan.
 2. Device time is never less than that of the driver, with the same margin.
 """
 

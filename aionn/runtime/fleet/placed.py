@@ -1,11 +1,11 @@
-"""A stream that runs on one of several devices, and goes on elsewhere.
+"""A stream that runs on one of several devices, and continues elsewhere.
 
 Owns the order of results over a move, and the account of what a lost device had: each of those items is a result with the status
 ``lost``, and none is executed again.
 
 Invariants:
 1. Results come in the order of the source, also over moves, and each item that was read has one.
-2. A stream whose device is lost has its next place, or the reason why there is none, before its consumer gets another result.
+2. A stream whose device is lost has its next place, or the reason of the refusal, before its consumer gets another result.
 3. A stream that leaves a device which drains gets the results of that device first.
 """
 
@@ -134,7 +134,7 @@ class PlacedStream(InThisProcess, AsyncIterator[StreamResult[_T]]):
     """The results of a stream on one of several devices; made by ``FleetStreams.stream``. One task at a time reads it.
 
     It is admitted by ``async with``, or when the first result is requested. Where its device is lost, the items that this had are
-    results with the status ``lost``, and the stream goes on elsewhere; ``NotAdmitted`` is raised where no device has room.
+    results with the status ``lost``, and the stream continues elsewhere; ``NotAdmitted`` is raised where no device has room.
     """
 
     INSTEAD = "its results can be, and each process has streams of its own"
@@ -201,7 +201,7 @@ class PlacedStream(InThisProcess, AsyncIterator[StreamResult[_T]]):
                 except Error:
                     self.cancel()
                     raise
-                if self.is_over:  # Meanwhile.
+                if self.is_over:  # It was cancelled while it waited.
                     await self._fleet.end(leg)
                     raise InvalidArgument("stream: has ended")
                 self._reach(leg)
@@ -265,7 +265,7 @@ class PlacedStream(InThisProcess, AsyncIterator[StreamResult[_T]]):
         """The device is lost: its items are, and the stream begins elsewhere."""
         lost_ns = now_ns()
         for item, taken_ns in leg.feed.taken:
-            deadline_ns = getattr(item, "captured_at_ns", taken_ns) + self.request.terms.deadline_ns
+            deadline_ns = _captured_ns(item, taken_ns) + self.request.terms.deadline_ns
             self._lost.append(StreamResult(item, (), "lost", lost_ns, deadline_ns, NO_TIMING))
         leg.lost(error)
         self._leave(leg, str(error), len(leg.feed.taken))
@@ -337,6 +337,13 @@ class PlacedStream(InThisProcess, AsyncIterator[StreamResult[_T]]):
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.cancel()
+
+
+def _captured_ns(item: Any, taken_ns: int) -> int:
+    try:
+        return int(item.captured_at_ns)
+    except AttributeError:
+        return taken_ns  # An array, or anything else that is not a frame of ``aionn.media``.
 
 
 def _sum(one: StreamStatistics, other: StreamStatistics) -> StreamStatistics:

@@ -148,7 +148,7 @@ class StreamPlaces:
             self._refusing[name][place.node] = error
 
     def release(self, name: str) -> None:
-        """A stream has ended, or gives up. Idempotent."""
+        """A stream has ended, or was refused everywhere. Idempotent."""
         self._plan.release(name)
         for table in (self._asked, self._refusing, self._reasons):
             table.pop(name, None)

@@ -1,4 +1,4 @@
-"""A source that several streams read, one after the other: when one of them ends with its device, the next one goes on.
+"""A source that several streams read, one after the other: when one of them ends with its device, the next one continues.
 
 Owns the task that reads the source, which outlives each of the streams, and the account of the items that a stream has taken.
 
@@ -170,6 +170,6 @@ class Feed(AsyncIterator[Any]):
         return item
 
     def cut(self) -> None:
-        """Ends it; the next feed goes on with the source."""
+        """Ends it; the next feed continues with the source."""
         self.is_cut = True
         self._relay.wake()

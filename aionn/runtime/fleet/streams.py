@@ -51,7 +51,7 @@ RETRY_S = 1.0
 """Pause between attempts to reach a lost device: a machine starts in many seconds, and an attempt may take five."""
 
 ATTEMPTS_PER_DEVICE = 2
-"""Most attempts to begin a stream, for each device: one may refuse it, and one that was lost may be back meanwhile."""
+"""Most attempts to begin a stream, for each device: one may refuse it, and one that was lost may be back in that time."""
 
 _logger = logging.getLogger("aionn.manager")
 
@@ -79,7 +79,7 @@ class FleetStreams(InThisProcess):
     """Streams of one model over the devices of several nodes; use it with ``async with``.
 
     The model is compiled on each device, and measured there by some executions; a device that cannot run it is in ``unavailable``.
-    Each stream has a reservation on one device. When that is lost, or drains, the stream is admitted elsewhere and goes on.
+    Each stream has a reservation on one device. When that is lost, or drains, the stream is admitted elsewhere and continues.
 
     Args:
         runtime: Has the devices.
@@ -107,7 +107,9 @@ class FleetStreams(InThisProcess):
         if not isinstance(runtime, Runtime):
             raise InvalidArgument(f"FleetStreams: expected a runtime, got {runtime!r}")
         if excluded := [name for name in ("deadline", "recover", "allow_fallback") if name in options]:
-            raise InvalidArgument(f"FleetStreams: {excluded[0]} is no option of the streams of a fleet")
+            raise InvalidArgument(
+                f"FleetStreams: {excluded[0]} cannot be an option of the streams of a fleet"
+            )
         self._runtime = runtime
         self.background = runtime.background
         self._compile = functools.partial(runtime.compile, model, priority=priority, **options)
@@ -367,8 +369,8 @@ class FleetStreams(InThisProcess):
     # --- Drain ---
 
     async def drain(self, device: str) -> Drained:
-        """A device gets no further streams, and those that it has go on elsewhere: each was admitted there before it leaves, at its
-        next result, and no frame is lost. A stream for which no other device has room stays until it ends.
+        """A device gets no further streams, and those that it has continue elsewhere: each was admitted there before it leaves, at
+        its next result, and no frame is lost. A stream for which no other device has room stays until it ends.
 
         Returns:
             The new device of each stream that moves, and the reason of each that stays.

@@ -124,13 +124,13 @@ class Walk:
 
     @property
     def free_ppm(self) -> int | None:
-        """The free share of the next node; None where there is none."""
+        """The free share of the next node; None at the end."""
         while self._next and not self._is_current(self._next[0][0]):
             self._pass()
         return -self._next[0][0][0] if self._next else None
 
     def next(self) -> str | None:
-        """The next node; None where there is none."""
+        """The next node; None at the end."""
         if self.free_ppm is None:
             return None
         return self._pass()
