@@ -326,7 +326,7 @@ class FleetStreams(InThisProcess):
             feed = Feed(stream.relay)
             inner = burst.stream(
                 feed,
-                into=request.into,  # type: ignore[arg-type]
+                into=request.into,
                 period=request.period,
                 deadline=request.deadline,
                 jitter=request.jitter,
