@@ -5,7 +5,6 @@ that all machines of the cluster have; here it is made first. Needs `pip install
 without it one is started on this machine.
 """
 
-import functools
 import tempfile
 from pathlib import Path
 
@@ -18,14 +17,15 @@ MODEL = Path(__file__).resolve().parents[1] / "data" / "digits_float.tflite"
 FRAMES, FRAMES_PER_TASK = 24, 6
 
 
-@functools.cache
-def compiled() -> aionn.blocking.Compilation:
-    """The model, once for each process; aionn closes the runtime when the process ends."""
-    return aionn.blocking.open(drivers=["reference"]).__enter__().compile(MODEL)
+nets: list[
+    aionn.blocking.Compilation
+] = []  # The model, once for each process; aionn closes the runtime at its end.
 
 
 def labels(paths: list[Path]) -> list[int]:
-    return [int(compiled().execute([np.load(path)]).outputs[0].argmax()) for path in paths]
+    if not nets:
+        nets.append(aionn.blocking.open(drivers=["reference"]).start().compile(MODEL))
+    return [int(nets[0].execute([np.load(path)]).outputs[0].argmax()) for path in paths]
 
 
 def main() -> None:

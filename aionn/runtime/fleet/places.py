@@ -23,7 +23,7 @@ from aionn.scheduler.fleet.plan import FleetNode, FleetPlan, FleetStream, NodeSt
 __all__ = ["Drained", "StreamPlaces"]
 
 
-ALIKE: Final = 1.5
+ALIKE: Final = 2.0
 """Devices whose durations differ by no more than this factor are alike: measurements of equal ones on busy machines differ by
 less."""
 

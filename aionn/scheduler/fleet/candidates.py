@@ -62,7 +62,8 @@ class Candidates:
 
     def __init__(self) -> None:
         self._heaps: dict[Group, list[_Entry]] = {}
-        self._current: dict[str, tuple[Group, _Entry]] = {}
+        self._slots: dict[Group, list[_Entry]] = {}
+        self._current: dict[str, tuple[Group, _Entry, _Entry]] = {}
         self._sizes: dict[Group, int] = {}
         self._numbers = itertools.count()
 
@@ -75,18 +76,26 @@ class Candidates:
         """The groups with a node that is offered."""
         return tuple(group for group, size in self._sizes.items() if size)
 
-    def offer(self, node: str, group: Group, free_ppm: int) -> None:
-        """A node can be found from now on, with this share free."""
+    def offer(self, node: str, group: Group, free_ppm: int, slot_ppm: int | None = None) -> None:
+        """A node can be found from now on.
+
+        Args:
+            node: Its name.
+            group: Its group.
+            free_ppm: The share that is free, of a slot or of its link, whichever is scarcer.
+            slot_ppm: That of a slot; None means ``free_ppm``.
+        """
         self.withdraw(node)
-        entry = (-free_ppm, next(self._numbers), node)
-        self._current[node] = group, entry
-        self._sizes[group] = self._sizes.get(group, 0) + 1
-        heap = self._heaps.setdefault(group, [])
-        heapq.heappush(heap, entry)
-        size = self._sizes[group]
-        if len(heap) > size + size // 2 + STALE_MIN:
-            heap[:] = [held for held in heap if self._is_current(held)]
-            heapq.heapify(heap)
+        number = next(self._numbers)
+        entries = (-free_ppm, number, node), (-(free_ppm if slot_ppm is None else slot_ppm), number, node)
+        self._current[node] = group, *entries
+        self._sizes[group] = size = self._sizes.get(group, 0) + 1
+        for heaps, entry in zip((self._heaps, self._slots), entries, strict=True):
+            heap = heaps.setdefault(group, [])
+            heapq.heappush(heap, entry)
+            if len(heap) > size + size // 2 + STALE_MIN:
+                heap[:] = [held for held in heap if self._is_current(held)]
+                heapq.heapify(heap)
 
     def withdraw(self, node: str) -> None:
         """A node is not found any more. Idempotent."""
@@ -96,14 +105,22 @@ class Candidates:
 
     def walk(self, group: Group) -> Walk:
         """The nodes of a group in their order; valid until the next ``offer`` or ``withdraw``."""
-        heap = self._heaps.get(group, [])
+        return Walk(self._cleaned(self._heaps, group), self._is_current)
+
+    def slot_ppm(self, group: Group) -> int:
+        """The largest free share of a slot in a group; 0 for a group without a node."""
+        heap = self._cleaned(self._slots, group)
+        return -heap[0][0] if heap else 0
+
+    def _cleaned(self, heaps: dict[Group, list[_Entry]], group: Group) -> list[_Entry]:
+        heap = heaps.get(group, [])
         while heap and not self._is_current(heap[0]):
             heapq.heappop(heap)
-        return Walk(heap, self._is_current)
+        return heap
 
     def _is_current(self, entry: _Entry) -> bool:
         found = self._current.get(entry[2])
-        return found is not None and found[1] is entry
+        return found is not None and (found[1] is entry or found[2] is entry)
 
 
 class Walk:

@@ -248,6 +248,7 @@ class FleetPlan:
         self._nodes: dict[str, _Node] = {}
         self._places: dict[str, Place] = {}
         self._candidates = Candidates()
+        self._mixed: set[Group] = set()  # Those with nodes whose costs are not exactly those of their kind.
         self.tests = 0
         for node in nodes:
             self.add(node)
@@ -265,6 +266,8 @@ class FleetPlan:
         if not 1 <= node.slots <= SLOTS_MAX:
             raise InvalidArgument(f"fleet, {node.name}: expected 1 to {SLOTS_MAX} slots, got {node.slots}")
         self._nodes[node.name] = held = _Node(node)
+        if held.costs_as != node.kind:
+            self._mixed.add(held.group)
         self._offer(held)
 
     def state(self, name: str) -> NodeState:
@@ -327,7 +330,8 @@ class FleetPlan:
 
     def _offer(self, node: _Node) -> None:
         if node.state is NodeState.UP:
-            self._candidates.offer(node.node.name, node.group, min(max(node.free_ppm), node.load.free_ppm))
+            slot_ppm = max(node.free_ppm)
+            self._candidates.offer(node.node.name, node.group, min(slot_ppm, node.load.free_ppm), slot_ppm)
 
     def _by_falling_share(self, node: _Node) -> list[FleetStream]:
         shares = {name: self._places[name].reservation.demand.share_ppm for name in node.streams}
@@ -410,22 +414,32 @@ class FleetPlan:
         self.tests = 0
         if not order or order[0][0] > stream.terms.deadline_ns:
             raise self._unreachable(stream, order)
+        groups = [group for least_ns, group in order if least_ns <= stream.terms.deadline_ns]
         asked: list[_Node] = []
         is_first_tested = False
-        for node in self._chosen(
-            [group for least_ns, group in order if least_ns <= stream.terms.deadline_ns]
-        ):
+        for node in self._chosen([group for group in groups if self._has_share(group, stream)]):
             asked.append(node)
             place = self._tested(node, stream, now_ns)
             is_first_tested |= len(asked) == 1 and self.tests == 1
             if place is not None:
                 return place
+        if not asked:
+            name = self._candidates.walk(groups[0]).next()
+            assert name is not None, "groups have a node"
+            asked.append(self._nodes[name])
         # Its free share may be too small by rounding alone; and it states what is missing.
         if not is_first_tested:
             place = self._tested(asked[0], stream, now_ns, looks=False)
             if place is not None:
                 return place
         raise self._refusal(stream, asked[0], len(asked), now_ns)
+
+    def _has_share(self, group: Group, stream: FleetStream) -> bool:
+        """Whether a node of a group may have the share of a stream free. In a full fleet most groups end here, without a look."""
+        if group in self._mixed:
+            return True
+        share_ns = self._candidates.slot_ppm(group) * stream.terms.period_ns
+        return stream.costs[group.kind].duration_ns * SHARE_PPM <= share_ns
 
     def _chosen(self, groups: list[Group]) -> Iterator[_Node]:
         """The nodes to be looked at: the emptiest of the quickest groups for half of the looks and tests, so that frames go short
