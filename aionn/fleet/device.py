@@ -70,6 +70,10 @@ class NodeDeviceInfo(DeviceInfo, frozen=True):
     round_trip_ns: int = 0
 
 
+WAY_CHANGE = 2
+"""A way that has become longer by more than this factor counts for a reservation that changes."""
+
+
 class NodeLedger(ServedLedger):
     """The ledger of a device of a node. A frame's way there is jitter, as the ledger sees it."""
 
@@ -79,11 +83,17 @@ class NodeLedger(ServedLedger):
         """See the base class."""
         connection = await self._connected()
         assert isinstance(connection, ControlConnection), "of a node"
+        way_ns = connection.way_ns
+        if old is not None and old.way_ns <= way_ns <= WAY_CHANGE * old.way_ns:
+            # Terms that demand no more are to replace the old ones, whatever the last frames took.
+            way_ns = old.way_ns
         shorter_ns = asked.deadline_ns if asked.phase_ns is None else min(asked.deadline_ns, asked.period_ns)
         most_ns = max(asked.jitter_ns, shorter_ns - 2 * asked.tolerance_ns - 1)
-        jitter_ns = min(asked.jitter_ns + connection.way_ns, most_ns)
+        jitter_ns = min(asked.jitter_ns + way_ns, most_ns)
         asked = msgspec.structs.replace(asked, jitter_ns=jitter_ns)
-        return await super().reserve(asked, old, slot_count=slot_count)
+        found = await super().reserve(asked, old, slot_count=slot_count)
+        found.way_ns = way_ns
+        return found
 
 
 class NodeDevice(CheckedDevice):

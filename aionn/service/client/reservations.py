@@ -66,15 +66,17 @@ class ServedReservation:
         reserved: The server's answer.
         end: Why it has ended: ``released``, ``silent``, ``withdrawn``; empty while it is in force.
         on_end: Called with the reason when the server, or the end of the connection, ends it.
+        way_ns: The longest way of a frame over a network that it was asked for with, as jitter.
     """
 
-    __slots__ = ("connection", "end", "on_end", "reserved")
+    __slots__ = ("connection", "end", "on_end", "reserved", "way_ns")
 
     def __init__(self, connection: LedgerConnection, reserved: Reserved) -> None:
         self.connection = connection
         self.reserved = reserved
         self.end = ""
         self.on_end: Callable[[str], None] | None = None
+        self.way_ns = 0
 
     def ended(self, why: str) -> None:
         """It has ended, not by ``release``."""

@@ -13,6 +13,7 @@ import pytest
 import aionn
 from aionn.errors import InvalidArgument, NotAdmitted
 from aionn.fleet.addresses import parse_node
+from aionn.fleet.control import ControlConnection
 from aionn.fleet.device import NodeDevice
 from aionn.fleet.reported import report_here
 from aionn.hal.callers import FrameReport
@@ -76,12 +77,21 @@ async def test_reservations_end_with_the_client_that_holds_them(served: Served, 
                 await anyio.sleep(0.01)
 
 
-async def test_terms_that_change_keep_or_replace_the_reservation(device: NodeDevice) -> None:
+async def test_terms_that_change_keep_or_replace_the_reservation(
+    device: NodeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with anyio.fail_after(START_S_MAX):
         ledger = ledger_of(device)
+        monkeypatch.setattr(ControlConnection, "way_ns", MS)
         held = await ledger.reserve(HALF, slot_count=1)
         shorter = msgspec.structs.replace(HALF, duration_ns=10 * MS)
-        assert await ledger.reserve(shorter, held, slot_count=1) is held
+        for way_ns in (2 * MS, MS // 2, MS):
+            monkeypatch.setattr(ControlConnection, "way_ns", way_ns)
+            assert await ledger.reserve(shorter, held, slot_count=1) is held
+        monkeypatch.setattr(ControlConnection, "way_ns", 5 * MS)
+        farther = await ledger.reserve(shorter, held, slot_count=1)
+        assert farther is not held, "the way has become longer"
+        ledger.release(farther)
         longer = msgspec.structs.replace(HALF, duration_ns=20 * MS)
         changed = await ledger.reserve(longer, held, slot_count=1)
         assert changed is not held and changed.reserved.reservation != held.reserved.reservation
