@@ -48,7 +48,7 @@ enum { UNOPENED, OPEN, CORRUPT, CLOSED, SERVED };
 enum { HEADER_BYTES = 8, MESSAGE_ALIGNMENT = 8 };
 #define HEADER_CHECK UINT32_C(0x464d5131)
 
-static PyObject *RingType, *run_name;
+static PyObject *RingType, *WatchType, *run_name;
 static PyObject *ClosedQueue, *CorruptQueue, *InterruptedQueue, *InvalidArgument, *Overflow;
 
 /* Bumped in a forked child: an endpoint opened before the fork belongs to the parent (its private indices would part
@@ -1807,6 +1807,31 @@ typedef struct {
     int fd, timer_fd, poll_fd, reader, blocking, yielded, timed;
 } Watch;
 
+/* Declares this side of a queue asleep: 1 if the watch is to be awaited, 0 if there is something to do, -1. */
+static int watch_sleep(Watch *w, PyObject *queue, uint64_t need)
+{
+    if (w->callback != NULL) {
+        PyErr_Format(InvalidArgument, "queue: expected one task to %s this endpoint at a time, got a second one",
+                     w->reader ? "read" : "write");
+        return -1;
+    }
+    int asleep = arm((Ring *)queue, w->reader, need);
+    if (asleep <= 0)
+        return asleep;
+    if (w->queue != queue) {
+        PyObject *before = w->queue;
+        w->queue = Py_NewRef(queue);
+        Py_XDECREF(before);
+    }
+    if (!w->timed) {
+        /* Left running when the wait ends early: one timer a slice, not one a message. Not a timer of the loop,
+         * which would then program a timer for each of its own waits. */
+        const struct itimerspec slice = {.it_value = {.tv_sec = 0, .tv_nsec = WAIT_SLICE_NS}};
+        w->timed = timerfd_settime(w->timer_fd, 0, &slice, NULL) == 0;
+    }
+    return 1;
+}
+
 PyDoc_STRVAR(watch_arm_doc, "arm(queue, need_bytes)\n--\n\nDeclares this side of the queue asleep: True if the watch is "
                             "to be awaited, False if there is something to do.");
 static PyObject *watch_arm(Watch *w, PyObject *const *args, Py_ssize_t nargs)
@@ -1822,27 +1847,8 @@ static PyObject *watch_arm(Watch *w, PyObject *const *args, Py_ssize_t nargs)
     unsigned long long need = PyLong_AsUnsignedLongLong(args[1]);
     if (need == (unsigned long long)-1 && PyErr_Occurred())
         return NULL;
-    if (w->callback != NULL) {
-        PyErr_Format(InvalidArgument, "queue: expected one task to %s this endpoint at a time, got a second one",
-                     w->reader ? "read" : "write");
-        return NULL;
-    }
-    int asleep = arm((Ring *)args[0], w->reader, need);
-    if (asleep < 0)
-        return NULL;
-    if (asleep) {
-        PyObject *before = w->queue;
-        Py_INCREF(args[0]);
-        w->queue = args[0];
-        Py_XDECREF(before);
-        if (!w->timed) {
-            /* Left running when the wait ends early: one timer a slice, not one a message. Not a timer of the loop,
-             * which would then program a timer for each of its own waits. */
-            const struct itimerspec slice = {.it_value = {.tv_sec = 0, .tv_nsec = WAIT_SLICE_NS}};
-            w->timed = timerfd_settime(w->timer_fd, 0, &slice, NULL) == 0;
-        }
-    }
-    return PyBool_FromLong(asleep);
+    int asleep = watch_sleep(w, args[0], need);
+    return asleep < 0 ? NULL : PyBool_FromLong(asleep);
 }
 
 static PyObject *watch_await(Watch *w)
@@ -2079,6 +2085,123 @@ static PyType_Spec watch_spec = {
 };
 
 /* ---------------------------------------------------------------------------------------------------------------- */
+/* The next message of a queue, awaited again and again                                                               */
+
+/* As read_message of aio.py, without a coroutine and without Python between the task and the queue: after a wait that code
+ * is no longer in the processor's cache. It has no state of its own: each step takes a message, or declares the side asleep
+ * and has the Task wait for the watch. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *queue, *watch;
+} MessageReader;
+
+static PySendResult reader_send(MessageReader *m, PyObject *unused, PyObject **result)
+{
+    Ring *r = (Ring *)m->queue;
+    Watch *w = (Watch *)m->watch;
+    if (r == NULL) {
+        misuse("message reader: not initialised");
+        return PYGEN_ERROR;
+    }
+    /* A side that is not declared asleep has a message, or raises: so the second round ends, unless the peer is hostile. */
+    for (int round = 0; round < 2; round++) {
+        *result = ring_read_message(r, NULL);
+        if (*result == NULL)
+            return PYGEN_ERROR;
+        if (*result != Py_None)
+            return PYGEN_RETURN;
+        Py_DECREF(*result);
+        *result = NULL;
+        if (w->poll_fd < 0) {
+            misuse("message reader: expected an event loop that watches the queue, got one that has left it");
+            return PYGEN_ERROR;
+        }
+        int asleep = watch_sleep(w, m->queue, HEADER_BYTES);
+        if (asleep < 0)
+            return PYGEN_ERROR;
+        if (asleep) {
+            w->blocking = 1;
+            *result = Py_NewRef(m->watch);
+            return PYGEN_NEXT;
+        }
+    }
+    corrupt(r, "write counter moved back", r->read_index + HEADER_BYTES, r->seen_write);
+    return PYGEN_ERROR;
+}
+
+static PyObject *reader_next(MessageReader *m)
+{
+    PyObject *result;
+    PySendResult kind = reader_send(m, NULL, &result);
+    if (kind != PYGEN_RETURN)
+        return result;
+    PyErr_SetObject(PyExc_StopIteration, result);
+    Py_DECREF(result);
+    return NULL;
+}
+
+static PyObject *reader_await(PyObject *m) { return Py_NewRef(m); }
+
+static int reader_init(MessageReader *m, PyObject *args, PyObject *kwargs)
+{
+    PyObject *queue, *watch;
+    if (!PyArg_ParseTuple(args, "OO", &queue, &watch))
+        return -1;
+    if (m->queue != NULL || !PyObject_TypeCheck(queue, (PyTypeObject *)RingType)
+        || !PyObject_TypeCheck(watch, (PyTypeObject *)WatchType) || ((Watch *)watch)->loop == NULL
+        || !((Watch *)watch)->reader)
+        return misuse("message reader: expected a queue and the watch of its reading side, once");
+    m->queue = Py_NewRef(queue);
+    m->watch = Py_NewRef(watch);
+    return 0;
+}
+
+static int reader_traverse(MessageReader *m, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)m));
+    Py_VISIT(m->queue);
+    Py_VISIT(m->watch);
+    return 0;
+}
+
+static int reader_clear(MessageReader *m)
+{
+    Py_CLEAR(m->queue);
+    Py_CLEAR(m->watch);
+    return 0;
+}
+
+static void reader_dealloc(MessageReader *m)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)m);
+    PyObject_GC_UnTrack(m);
+    reader_clear(m);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(m);
+    Py_DECREF(type);
+}
+
+static PyType_Slot reader_slots[] = {
+    {Py_tp_doc, "MessageReader(queue, watch)\n--\n\nThe next message of a queue, each time that it is awaited."},
+    {Py_tp_init, reader_init},
+    {Py_tp_dealloc, reader_dealloc},
+    {Py_tp_traverse, reader_traverse},
+    {Py_tp_clear, reader_clear},
+    {Py_am_await, reader_await},
+    {Py_am_send, reader_send},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, reader_next},
+    {0, NULL},
+};
+
+static PyType_Spec reader_spec = {
+    .name = "fmq._native.MessageReader",
+    .basicsize = sizeof(MessageReader),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = reader_slots,
+};
+
+/* ---------------------------------------------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(die_at_doc, "die_at(point)\n--\n\nLets this process die by SIGKILL at a numbered point; 0 is never. Refused "
                          "unless FMQ_DEBUG_POINTS is set in the environment.");
@@ -2114,14 +2237,17 @@ static int module_exec(PyObject *module)
             return -1;
     Py_DECREF(errors);
     PyObject *ring = PyType_FromSpec(&ring_spec), *flag = PyType_FromSpec(&flag_spec);
-    PyObject *watch = PyType_FromSpec(&watch_spec);
-    if (ring == NULL || flag == NULL || watch == NULL || (run_name = PyUnicode_InternFromString("run")) == NULL
+    PyObject *watch = PyType_FromSpec(&watch_spec), *reader = PyType_FromSpec(&reader_spec);
+    if (ring == NULL || flag == NULL || watch == NULL || reader == NULL
+        || (run_name = PyUnicode_InternFromString("run")) == NULL
         || PyModule_AddObjectRef(module, "Watch", watch) < 0 || PyModule_AddObjectRef(module, "Ring", ring) < 0
-        || PyModule_AddObjectRef(module, "FlagWord", flag) < 0)
+        || PyModule_AddObjectRef(module, "FlagWord", flag) < 0
+        || PyModule_AddObjectRef(module, "MessageReader", reader) < 0)
         return -1;
-    RingType = ring; /* kept for arm() */
+    RingType = ring; /* both kept for arm() and readers */
+    WatchType = watch;
     Py_DECREF(flag);
-    Py_DECREF(watch);
+    Py_DECREF(reader);
     if (slots_exec(module) < 0 || answers_exec(module) < 0)
         return -1;
     if (PyModule_AddIntConstant(module, "HEADER_BYTES", HEADER_BYTES) < 0

@@ -21,7 +21,7 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING
 
-from fmq._native import HEADER_BYTES, MESSAGE_ALIGNMENT
+from fmq._native import HEADER_BYTES, MESSAGE_ALIGNMENT, MessageReader
 from fmq.errors import ClosedQueue, InvalidArgument
 from fmq.event_flag import EventFlag
 from fmq.queue import MessageQueue
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = [
+    "MessageReader",
+    "message_reader",
     "read",
     "read_into",
     "read_many",
@@ -78,11 +80,20 @@ async def read_message(queue: MessageQueue) -> bytes:
         InterruptedQueue, ClosedQueue, CorruptQueue: See there; also when that happens while waiting.
         InvalidArgument: The quantum is not 1, or another task waits to read this endpoint.
     """
-    while (message := queue.read_message()) is None:
-        watch = _watch(queue, True)
-        if watch.arm(queue, HEADER_BYTES):
-            await watch
-    return message
+    message = queue.read_message()
+    return await message_reader(queue) if message is None else message
+
+
+def message_reader(queue: MessageQueue) -> MessageReader:
+    """For a task that takes many messages of one queue in one event loop: awaiting the result is `read_message` with fewer calls.
+
+    Raises:
+        ClosedQueue: The endpoint is closed.
+        InvalidArgument: The queue cannot be awaited, or another event loop waits on this endpoint. Awaiting it raises this as well
+            once another event loop has waited there.
+        OSError: No descriptor is left for the watch of the event loop.
+    """
+    return MessageReader(queue, _watch(queue, True))
 
 
 async def write_message(queue: MessageQueue, payload: Buffer) -> None:

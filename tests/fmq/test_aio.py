@@ -223,6 +223,73 @@ def test_a_second_task_on_the_same_side_is_refused(make: Make, run: Any) -> None
     run(main())
 
 
+def test_a_reader_gives_message_after_message(make: Make, join: Any, run: Any) -> None:
+    queue = make(1, 256)
+    reader = join(queue)
+
+    async def main() -> None:
+        messages = fmq.aio.message_reader(reader)
+
+        async def take(count: int) -> list[bytes]:
+            return [await messages for _ in range(count)]
+
+        assert queue.write_message(b"there") and queue.write_message(b"")
+        assert await take(2) == [b"there", b""]
+        task = asyncio.create_task(take(3))
+        for message in (b"first", b"second", b"third"):
+            await asleep(reader)
+            assert queue.write_message(message)
+        assert await task == [b"first", b"second", b"third"]
+        task = asyncio.create_task(take(1))
+        await asleep(reader)
+        with pytest.raises(fmq.InvalidArgument, match="one task to read this endpoint at a time"):
+            await messages
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert queue.write_message(b"kept")
+        assert await messages == b"kept"
+
+    run(main())
+
+
+def test_a_reader_whose_loop_has_left_the_queue_is_refused(make: Make, join: Any, run: Any) -> None:
+    queue = make(1, 256)
+    reader = join(queue)
+    left: list[Any] = []
+
+    async def main() -> None:
+        left.append(fmq.aio.message_reader(reader))
+
+    async def other() -> None:
+        fmq.aio.message_reader(reader)
+        with pytest.raises(fmq.InvalidArgument, match="one that has left it"):
+            await left[0]
+        assert queue.write_message(b"x")
+        assert await left[0] == b"x"
+
+    run(main())
+    run(other())
+
+
+def test_only_the_reading_side_of_a_queue_has_a_reader(make: Make, run: Any) -> None:
+    queue = make(1, 256)
+
+    async def main() -> None:
+        native = fmq.aio.MessageReader
+        watch = fmq.watch.LoopWatch(asyncio.get_running_loop(), queue.fds[-1], False)
+        try:
+            for arguments in ((queue, watch), (watch, watch), (queue, queue)):
+                with pytest.raises(fmq.InvalidArgument, match="the watch of its reading side"):
+                    native(*arguments)
+            with pytest.raises(fmq.InvalidArgument, match="not initialised"):
+                await native.__new__(native)
+        finally:
+            watch.leave()
+
+    run(main())
+
+
 def test_an_await_goes_on_after_a_forked_child_has_ended_its_copy(make: Make, join: Any, run: Any) -> None:
     queue = make(1, 4096)
     reader = join(queue)
