@@ -21,6 +21,7 @@ from collections.abc import Callable
 import anyio
 
 from aionn.errors import DeviceUnavailable
+from aionn.platform.kernel_timer import sleep_beside_executions
 from aionn.platform.loops import finish
 from aionn.realtime import Scheduling
 from aionn.service.client.supervisor import DriverProcess, StartConditions
@@ -106,10 +107,10 @@ class Spare:
                 self._over.set()
 
     async def _wait_for_time(self) -> None:
-        await anyio.sleep(SERVED_S)
-        with anyio.move_on_after(QUIET_S_MAX):
-            while not self._is_quiet() and self._is_serving():
-                await anyio.sleep(QUIET_PAUSE_S)
+        await sleep_beside_executions(SERVED_S)
+        limit_s = anyio.current_time() + QUIET_S_MAX
+        while not self._is_quiet() and self._is_serving() and anyio.current_time() < limit_s:
+            await sleep_beside_executions(QUIET_PAUSE_S)
 
     async def _start(self) -> None:
         try:
