@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 
@@ -91,11 +91,21 @@ UNWATCHED_S = 0.01
 """Interval between looks for a result while the event loop has no room to watch the queue, or no memory."""
 
 
-class _Packet(NamedTuple):
-    """A request's packet, without its limits. The request is kept too: as long as it lives nothing else has its identity."""
+class _Packet:
+    """A request's packet, without its limits.
 
-    request: Request
-    payload: bytes
+    Attributes:
+        request: The request: as long as it lives nothing else has its identity.
+        payload: The bytes.
+        launch: A launch of it that has neither ended nor been given to a caller, for the next direct execution; None without one.
+    """
+
+    __slots__ = ("launch", "payload", "request")
+
+    def __init__(self, request: Request, payload: bytes) -> None:
+        self.request = request
+        self.payload = payload
+        self.launch: _BurstLaunch | None = None
 
 
 class _BurstLaunch(LaunchBase):
@@ -175,6 +185,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
         self._sent: _BurstLaunch | None = None
         self._waiting: _BurstLaunch | None = None
         self._has_reader = False
+        self._reader: fmq.aio.MessageReader | None = None
         self._packets: dict[tuple[int, bool, bool, tuple[int, ...]], _Packet] = {}
         self._last_payload = b""
         self._last_result = ExecutionResult()
@@ -216,24 +227,30 @@ class BurstController(BurstByLaunch, BurstDefaults):
             )
         # A stream's executions, with as few calls as possible: after each wait their code is no longer in the processor's cache.
         packet = kept.payload + _limits(deadline_ns, loop_timeout_ns) if is_limited else kept.payload
-        launch = _BurstLaunch(self, packet, request)
+        launch, kept.launch = kept.launch, None
+        if launch is None:
+            launch = _BurstLaunch(self, packet, request)
+        elif is_limited:
+            launch.packet = packet
         self._send(launch)
         self._launch = launch
         payload: bytes | None = None
         self._has_reader = True
         try:
             try:
-                if self._polling is not None:
-                    payload = await self._polling.look()
+                polling = self._polling
+                if polling is not None:
+                    payload = await polling.look_after_turn() if polling.is_turn_due else polling.look()
                 if payload is None:
-                    payload = await fmq.aio.read_message(self._results)
+                    payload = await (self._reader or self._new_reader())
             except (fmq.Error, OSError, MemoryError):
                 pass  # ``received`` meets it again, and handles it.
             finally:
                 self._has_reader = False
-            if payload == self._last_payload and launch is self._sent:
-                # No other task has the launch, so it need not be finished.
+            if payload == self._last_payload and launch is self._sent and launch._fence is None:
+                # No other task waits for the launch, so it need not be finished, and serves the next execution.
                 self._sent = self._launch = None
+                kept.launch = launch
                 return self._last_result
             return await self.received(launch, payload)
         except BaseException:
@@ -391,13 +408,14 @@ class BurstController(BurstByLaunch, BurstDefaults):
                 return launch.outcome()
             self._has_reader = True
             try:
-                if payload is None and self._polling is not None and not in_task:
-                    payload = await self._polling.look()
+                polling = self._polling
+                if payload is None and polling is not None and not in_task:
+                    payload = await polling.look_after_turn() if polling.is_turn_due else polling.look()
                 outcome = launch.received  # Of a reader that was cancelled while it freed slots.
                 while outcome is None:
                     try:
                         if payload is None:
-                            payload = await fmq.aio.read_message(self._results)
+                            payload = await (self._reader or self._new_reader())
                         # Results without timings repeat to the byte; a decoded one is immutable.
                         is_same = payload == self._last_payload
                         outcome = self._last_result if is_same else self._outcome_of(payload, launch)
@@ -429,6 +447,11 @@ class BurstController(BurstByLaunch, BurstDefaults):
         finally:
             outcome = None  # An error refers to this frame, which would refer to it.
             del launch
+
+    def _new_reader(self) -> fmq.aio.MessageReader:
+        """The reader of results, made when the first one is awaited. Raises as ``fmq.aio.message_reader``."""
+        self._reader = reader = fmq.aio.message_reader(self._results)
+        return reader
 
     def read_on(self) -> None:
         """Reads what is in flight, in a task of this end, unless another task does."""
@@ -500,7 +523,8 @@ class BurstController(BurstByLaunch, BurstDefaults):
     def _end_launches(self, why: str) -> None:
         """Ends what is in flight or waits: the driver is done with it. Its result counts where it was read or written before."""
         sent, self._sent = self._sent, None
-        self._launch = None  # A launch refers to this end.
+        self._launch = None  # A launch refers to this end, and so do those that packets keep.
+        self._packets.clear()
         if sent is not None:
             self._end_launch(sent, sent.received or self._last_outcome(sent) or DeadObject(why))
         self._end_waiting(why)

@@ -25,6 +25,9 @@ class Polling:
     Args:
         results: The queue; its owner keeps it open.
         window_ns: The longest time in which one execution looks for its result.
+
+    Attributes:
+        is_turn_due: Whether other tasks of the loop have a turn before the next result is looked for.
     """
 
     def __init__(self, results: fmq.MessageQueue, window_ns: int) -> None:
@@ -33,17 +36,22 @@ class Polling:
         self._pause = 0
         self._next_pause = 1
         self._found = 0
+        self.is_turn_due = False
 
-    async def look(self) -> bytes | None:
-        """The result if it is here within the window; None immediately if the execution before took longer. Cancelled, it has
-        taken nothing."""
+    async def look_after_turn(self) -> bytes | None:
+        """As ``look``, when other tasks of the loop have had a turn. Cancelled, it has taken nothing."""
+        self._found = 0
+        self.is_turn_due = False
+        if not self._pause:
+            await anyio.lowlevel.checkpoint()
+        return self.look()
+
+    def look(self) -> bytes | None:
+        """The result if it is here within the window; None immediately if the execution before took longer."""
         if self._pause:
             self._pause -= 1
             self._found = 0
             return None
-        if self._found >= POLLED_MAX:
-            self._found = 0
-            await anyio.lowlevel.checkpoint()
         try:
             payload = self._results.read_message_blocking(self._window_ns)
         except fmq.Error:
@@ -55,4 +63,5 @@ class Polling:
         else:
             self._next_pause = 1
             self._found += 1
+            self.is_turn_due = self._found >= POLLED_MAX
         return payload

@@ -204,13 +204,10 @@ class BurstServer:
         """
         with self._lock:
             began_s, ended_s = self.native_activity()
-            used_s = max(began_s, ended_s, self._used_s)
-            if (
-                began_s > ended_s
-                or self._is_serving
-                or self._is_resting
-                or time.monotonic() - used_s < idle_s
-            ):
+            # In this order: the thread notes the end of a request before it serves none.
+            if self._is_serving or self._is_resting or began_s > ended_s:
+                return False
+            if time.monotonic() - max(ended_s, self._used_s) < idle_s:
                 return False
             self._cache = SlotCache()
             self._forget_requests()
@@ -307,21 +304,18 @@ class BurstServer:
                 payload = read(None)
                 if payload is None or (self._stopping and self._why_draining is None):
                     break
-                with self._lock:
-                    why_draining = self._why_draining
-                    self._is_serving = why_draining is None
-                    remembered = self._remembered.get(payload)
-                if why_draining is None:
-                    self._serve(payload, remembered)
+                # Without the lock, in this order: ``drain`` gives its reason before it is asked what is under way.
+                self._is_serving = True
+                if self._why_draining is None:
+                    self._serve(payload, self._remembered.get(payload))
                 else:
-                    why_rejected = DeviceUnavailable(why_draining)
+                    why_rejected = DeviceUnavailable(self._why_draining)
                     self._send(encode_result(failed_result(ErrorStatus.DEVICE_UNAVAILABLE, why_rejected)))
                     self._has_failed = True
-                remembered = None  # It holds memories, and the next packet may never come.
-                with self._lock:
-                    self._is_serving = self._is_resting = False
-                    self._deadline_ns = None
-                    self._used_s = time.monotonic()
+                self._deadline_ns = None
+                self._is_resting = False
+                self._used_s = time.monotonic()
+                self._is_serving = False
         except fmq.InterruptedQueue:
             pass
         except fmq.Error as e:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from typing import Any
 
 import anyio
@@ -254,16 +254,21 @@ async def test_release_that_is_cancelled_frees_the_slot_all_the_same(driver: Dri
 async def test_reading_that_fails_is_tried_again(
     driver: Driver, memory: Memory, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    right, failures = fmq.aio.read_message, 0
+    failures = 0
 
-    async def failing(queue: fmq.MessageQueue) -> bytes:
-        nonlocal failures
-        if failures < 3:
-            failures += 1
-            raise error
-        return await right(queue)
+    class Failing:
+        def __init__(self, queue: fmq.MessageQueue) -> None:
+            self._right = right(queue)
 
-    monkeypatch.setattr(fmq.aio, "read_message", failing)
+        def __await__(self) -> Generator[Any, None, bytes]:
+            nonlocal failures
+            if failures < 3:
+                failures += 1
+                raise error
+            return (yield from self._right.__await__())
+
+    right = fmq.aio.message_reader
+    monkeypatch.setattr(fmq.aio, "message_reader", Failing)
     monkeypatch.setattr(controller_module, "UNWATCHED_S", 0.0)
     first = driver.controller.launch(doubling(memory), [0])
     first.cancel()
