@@ -52,7 +52,6 @@ from aionn.errors import (
     general_failure_of,
 )
 from aionn.hal import (
-    NO_TIMING,
     CacheFiles,
     DeviceInfo,
     ExecutionPreference,
@@ -174,7 +173,7 @@ class BlockingPreparedModel(LaunchingPreparedModel):
         is_cancelled: Callable[[], bool] | None,
     ) -> ExecutionResult:
         now = self.device.now
-        started_ns = now()
+        started_ns = now() if measure or deadline_ns is not None else 0
         if deadline_ns is not None and started_ns >= deadline_ns:
             raise passed_before_start("execution", started_ns - deadline_ns)
 
@@ -199,12 +198,11 @@ class BlockingPreparedModel(LaunchingPreparedModel):
             raise general_failure_of(e, self.device.info.name) from e
         finally:
             self.end_run()
-        took_ns = now() - started_ns
-        on_device_ns = took_ns - control.away_ns
         sufficient = False not in [shape.is_sufficient for shape in shapes]
-        return ExecutionResult(
-            sufficient, shapes, Timing(on_device_ns, took_ns) if measure and sufficient else NO_TIMING
-        )
+        if not (measure and sufficient):
+            return ExecutionResult(sufficient, shapes)
+        took_ns = now() - started_ns
+        return ExecutionResult(True, shapes, Timing(took_ns - control.away_ns, took_ns))
 
     def _run_classed(
         self, scheduling: Scheduling, arguments: Arguments, control: GateControl
