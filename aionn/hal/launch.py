@@ -89,16 +89,12 @@ class LaunchBase:
     A subclass that is finished in other threads creates ``_fence`` before it can be finished.
     """
 
+    is_done = False  # An attribute, and not a property: a burst asks its last launch before each execution.
     is_cancelled = False
     _fence: SyncFence | None = None
     _waiter: asyncio.Future[None] | None = None
     _result: ExecutionResult | None = None
     _error: Error | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """See ``Launch``."""
-        return self._result is not None or self._error is not None
 
     @property
     def done(self) -> SyncFence:
@@ -112,7 +108,7 @@ class LaunchBase:
 
     def finish(self, outcome: ExecutionResult | Error) -> None:
         """Ends it and wakes its waiters; ignored if it has ended. An outcome of another type ends it with ``GeneralFailure``."""
-        if self._result is not None or self._error is not None:
+        if self.is_done:
             return
         if isinstance(outcome, ExecutionResult):
             self._result = outcome
@@ -122,6 +118,7 @@ class LaunchBase:
             if self.is_cancelled:
                 traceback.clear_frames(outcome.__traceback__)  # The error may never be raised again.
             self._error = outcome
+        self.is_done = True
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None

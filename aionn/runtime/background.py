@@ -68,7 +68,8 @@ class Waiter:
     __slots__ = ("future",)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.future: asyncio.Future[None] = loop.create_future()
+        # Not ``create_future``, which is a call of Python more: a stream has three waits for each frame.
+        self.future: asyncio.Future[None] = asyncio.Future(loop=loop)
 
     def wake(self) -> None:
         """Wakes it. Idempotent; nothing happens where it was cancelled."""

@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import math
 import time
+from asyncio import _get_running_loop
 from collections.abc import Iterator
 from numbers import Integral
 
@@ -34,6 +35,7 @@ _USE = "use aionn.after(seconds)"
 _NO_LIMIT = "None means no deadline, aionn.after(seconds) is one from now"
 _A_DEADLINE = "a deadline, which aionn.after(seconds) makes, is not a duration"
 
+_time_of_asyncio = asyncio.BaseEventLoop.time
 _STARTED_NS = time.monotonic_ns()
 _AHEAD_NS_MAX = round(DAY_S * 1e9)
 
@@ -43,11 +45,13 @@ _last_plausible_ns = _STARTED_NS + _AHEAD_NS_MAX
 
 def now_ns() -> int:
     """The time now: the running loop's, or CLOCK_MONOTONIC outside of a loop."""
-    try:
-        # Rounded: seconds as a float are seldom exact, and a nanosecond lost here would miss an exact deadline.
-        return round(asyncio.get_running_loop().time() * 1e9)
-    except RuntimeError:  # Called from a thread without a loop.
-        return time.monotonic_ns()
+    loop = _get_running_loop()
+    if loop is None or type(loop).time is _time_of_asyncio:
+        return (
+            time.monotonic_ns()
+        )  # The same clock, without a call of Python: several times in each execution.
+    # Rounded: seconds as a float are seldom exact, and a nanosecond lost here would miss an exact deadline.
+    return round(loop.time() * 1e9)
 
 
 def to_ns(seconds: float, *, what: str) -> int:

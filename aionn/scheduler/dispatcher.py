@@ -219,7 +219,8 @@ class Dispatcher:
         start = self._start_immediately(now_ns, self._queue, self._slots, job)
         if start is not None:
             self._jobs[job.number] = job
-            self._record(start, now_ns)
+            if self._trace is not None or is_tracing():
+                self._record(start, now_ns)
             self._start(job, start.slot, now_ns)
             job.is_launched = True
             return job
@@ -351,7 +352,8 @@ class Dispatcher:
             InvalidArgument: It has no slot, or gave it back already.
         """
         now_ns = self._now()
-        slot = self._slot_of(job)
+        first = self._slots[0]
+        slot = first if first.job is job else self._slot_of(job)
         if slot is not None:
             self._learn(job, now_ns, outcome)
             slot.job = None
@@ -366,7 +368,8 @@ class Dispatcher:
             self._queue.remove(job)  # The device was done with it before it was preempted.
         job.state = JobState.ENDED
         self._jobs.pop(job.number, None)
-        self._decide(now_ns)
+        if self._jobs:  # Otherwise nothing waits, and nothing runs here.
+            self._decide(now_ns)
         return now_ns
 
     def _learn(self, job: TaskJob, now_ns: int, outcome: Outcome) -> None:

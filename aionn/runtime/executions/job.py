@@ -268,7 +268,9 @@ async def run_job(job: ExecutionJob) -> Result:
         raise
     finally:
         job.leave()
-    job.note_end(ErrorStatus.NONE, result)
+    owner = job.owner
+    if owner.figures is not None or owner.report is not None or _logger.isEnabledFor(logging.DEBUG):
+        job.note_end(ErrorStatus.NONE, result)
     return result
 
 
@@ -385,7 +387,7 @@ def _enter(job: ExecutionJob, step: Step) -> TaskJob:
     dispatcher = step.dispatcher
     job.state = ExecutionState.WAITING_FOR_SLOT
     work = dispatcher.enter(
-        priority=job.rank,
+        priority=job.rank if job.lent_priority > job.priority else job.priority,
         deadline_ns=job.deadline_ns,
         model=step.key,
         declared_ns=step.prepared_step.prepared.expected_duration_ns,
@@ -450,7 +452,9 @@ async def _landed(
             if not isinstance(e, MissedDeadline):
                 ask_to_stop(launch)  # A device that misses the deadline knows that itself.
         raise
-    _release(job, dispatcher, work, _outcome(result))
+    if dispatcher is not None and work is not None:
+        job.work = None
+        job.landed_ns = dispatcher.release(work, outcome=_outcome(result))
     return result
 
 

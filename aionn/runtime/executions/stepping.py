@@ -20,7 +20,17 @@ from typing import NamedTuple, Protocol
 
 from aionn.errors import Error, InvalidArgument, OutputInsufficientSize
 from aionn.hal import Burst as HalBurst
-from aionn.hal import ExecutionResult, Launch, Model, PreparedModel, Priority, Request, Timing, check_launch
+from aionn.hal import (
+    ExecutionResult,
+    Launch,
+    LaunchBase,
+    Model,
+    PreparedModel,
+    Priority,
+    Request,
+    Timing,
+    check_launch,
+)
 from aionn.hal.callers import ReservedFrame
 from aionn.runtime.background import Background
 from aionn.runtime.devices import RuntimeDevice
@@ -95,7 +105,8 @@ class DeviceBurst:
     @property
     def is_free(self) -> bool:
         """Whether nothing runs through it."""
-        return self._launch is None or self._launch.is_done
+        launch = self._launch
+        return launch is None or launch.is_done
 
     def launch(self, request: Request, identifiers: Sequence[int], job: Conditions) -> Launch:
         """Launches a request while it is free. Raises as ``Burst.launch``: it was rejected; also where it is closed."""
@@ -108,7 +119,8 @@ class DeviceBurst:
             deadline_ns=job.deadline_ns,
             loop_timeout_ns=job.loop_timeout_ns,
         )
-        check_launch(launch, "burst")
+        if not isinstance(launch, LaunchBase):
+            check_launch(launch, "burst")
         self._launch = launch
         return launch
 
