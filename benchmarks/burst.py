@@ -11,6 +11,8 @@ How each figure is taken:
 - Where the two ends run decides as much as what they do: to wake a process on a processor that sleeps costs several times what it
   costs on one's own. So a round trip is taken where the kernel puts the processes, with both ends on one processor, and with one
   on each; the echo's ends are always placed as ours. "polling": both ends look for packets for 50 us before they sleep.
+- "native": the same operation on `litert-cpu`, whose driver answers the packets of a burst without Python; left out where LiteRT is
+  not installed.
 - The limits of a round trip, of which ours can be no less: "packets alone", the same bytes over the same queues to a process that
   computes nothing; and "operation alone", what the driver does to execute bound arguments, called in this process.
 - The frame: MobileNet v2 (224x224x3 floats, 600 KB a frame) where the models are at hand, else the shipped model for shapes. Both
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import multiprocessing
 import os
 import statistics
@@ -30,7 +33,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -175,6 +178,13 @@ if len(os.sched_getaffinity(0)) > 1:
 """Processors of our end and of the other end; None where the kernel puts them."""
 
 
+NATIVE_MAX = {
+    ", one processor": (at_most(0.6), at_most(1.0)),
+    ", a processor each": (at_most(1.0), at_most(1.2)),
+}
+"""By place, the goals of a native burst without and with the runtime."""
+
+
 def place(where: str, pids: Iterable[int]) -> None:
     """Moves this process and all threads of the other ones."""
     ours, theirs = PLACES[where] or (ALL_PROCESSORS, ALL_PROCESSORS)
@@ -217,6 +227,11 @@ class Queues:
 # Ours
 
 
+def has_litert() -> bool:
+    """Whether the device of native round trips can be opened."""
+    return importlib.util.find_spec("ai_edge_litert") is not None
+
+
 def addition() -> Model:
     """A model of one operation."""
     g = GraphBuilder()
@@ -246,12 +261,18 @@ class Pools:
 
 @asynccontextmanager
 async def opened_burst(
-    model: Model, *, count: int = 1, devices: int = 1, pids: set[int] | None = None, polling_us: int = 0
+    model: Model,
+    *,
+    count: int = 1,
+    devices: int = 1,
+    pids: set[int] | None = None,
+    polling_us: int = 0,
+    driver: str = "reference",
 ) -> AsyncIterator[list[Trip]]:
     """Bursts of the model in driver processes, as calls of one execution each; ``pids`` gets the numbers of the processes."""
     async with anyio.create_task_group() as tasks:
         trips: list[Trip] = []
-        opened = [RemoteDevice("reference", "reference", tasks) for _ in range(devices)]
+        opened = [RemoteDevice(driver, driver, tasks) for _ in range(devices)]
         try:
             for device in opened:
                 await device.connect()
@@ -313,6 +334,10 @@ def round_trips(report: Report, kind: str, new_loop: Loop, rounds: int) -> None:
         row("burst, polling", "polling", "eventfd echo", at_most(2) if "each" in where else None)
         row("burst by the runtime", "runtime", "eventfd echo")
         row("burst by the runtime", "runtime", "multiprocessing.Queue", at_most(1))
+        if (where, "native") in blocks:
+            most, by_runtime = NATIVE_MAX.get(where, (None, None))
+            row("native burst", "native", "eventfd echo", most)
+            row("native burst by the runtime", "native runtime", "eventfd echo", by_runtime)
         row("limit: packets alone", "packets", "eventfd echo")
         row("limit: operation alone", "operation", "eventfd echo")
 
@@ -338,7 +363,7 @@ async def _round_trip_blocks(
             for device in runtime.devices
             if isinstance(device.hal, RemoteDevice) and device.hal.pid
         )
-        async with net.burst() as ours:
+        async with net.burst() as ours, AsyncExitStack() as stack:
 
             async def queue() -> float:
                 return queues.p50_us()
@@ -355,6 +380,16 @@ async def _round_trip_blocks(
                 "operation": operation,
                 "multiprocessing.Queue": queue,
             }
+            if has_litert():
+                (native,) = await stack.enter_async_context(
+                    opened_burst(model, pids=pids, driver="litert-cpu")
+                )
+                by_litert = await stack.enter_async_context(aionn.open(drivers=["litert-cpu"]))
+                compiled = await by_litert.compile(model, devices="litert-cpu")
+                pids.update(pid for device in by_litert.devices if (pid := device.pid))
+                natively = await stack.enter_async_context(compiled.burst())
+                contenders["native"] = lambda: p50_us(native)
+                contenders["native runtime"] = lambda: p50_us(lambda: natively.execute([value]))
             names = list(contenders)
             blocks: dict[tuple[str, str], list[float]] = {(w, name): [] for w in PLACES for name in names}
             for where in PLACES:
