@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
 import fmq
+from aionn.burst.launches import BurstLaunch, KeptPacket
 from aionn.burst.outcomes import FrameOutcomes, outcome_of_packet
 from aionn.burst.packets import (
     PACKET_BYTES_MAX,
@@ -50,7 +50,6 @@ from aionn.hal import (
     BurstDefaults,
     ExecutionResult,
     Launch,
-    LaunchBase,
     Memory,
     PreparedModel,
     Request,
@@ -62,7 +61,6 @@ from aionn.hal import (
 from aionn.hal.callers import ReservedFrame, frame_of_launch
 from aionn.platform.loops import begin, finish
 from aionn.validation import check_field_types, check_memory_identifiers
-from fences import SyncFence
 
 __all__ = ["QUEUE_BYTES", "BurstController"]
 
@@ -89,58 +87,6 @@ assert next_state(_IDLE, "send") is _IN_FLIGHT and next_state(_IN_FLIGHT, "resul
 
 UNWATCHED_S = 0.01
 """Interval between looks for a result while the event loop has no room to watch the queue, or no memory."""
-
-
-class _Packet:
-    """A request's packet, without its limits.
-
-    Attributes:
-        request: The request: as long as it lives nothing else has its identity.
-        payload: The bytes.
-        launch: A launch of it that has neither ended nor been given to a caller, for the next direct execution; None without one.
-    """
-
-    __slots__ = ("launch", "payload", "request")
-
-    def __init__(self, request: Request, payload: bytes) -> None:
-        self.request = request
-        self.payload = payload
-        self.launch: _BurstLaunch | None = None
-
-
-class _BurstLaunch(LaunchBase):
-    """An execution of a burst.
-
-    Attributes:
-        packet: The packet that is sent, or was.
-        request: Kept until it is done.
-        temporary: The slots that are for this execution alone; empty when they are free again.
-        received: Its outcome, once that was read; it is not done before its temporary slots are free.
-        frame: The frame of a reservation that it is; None for best effort.
-    """
-
-    frame: ReservedFrame | None = None
-    received: ExecutionResult | Error | None = None
-    temporary: tuple[int, ...] | list[int] = ()
-
-    def __init__(self, burst: BurstController, packet: bytes, request: Request) -> None:
-        self._burst = burst
-        self.packet = packet
-        self.request: Request | None = request
-
-    @property
-    def done(self) -> SyncFence:
-        """See ``Launch``."""
-        fence = super().done
-        if not self.is_done:
-            self._burst.read_on()
-        return fence
-
-    def _ask_to_stop(self) -> None:
-        self._burst.cancelled(self)
-
-    def __await__(self) -> Generator[Any, None, ExecutionResult]:
-        return self._burst.received(self).__await__()
 
 
 class BurstController(BurstByLaunch, BurstDefaults):
@@ -182,11 +128,11 @@ class BurstController(BurstByLaunch, BurstDefaults):
         self._slots = MemorySlots()
         self._state = BurstState.IDLE  # Or dead, or closed.
         self._launch: Launch | None = None  # The last one, until it is done.
-        self._sent: _BurstLaunch | None = None
-        self._waiting: _BurstLaunch | None = None
+        self._sent: BurstLaunch | None = None
+        self._waiting: BurstLaunch | None = None
         self._has_reader = False
         self._reader: fmq.aio.MessageReader | None = None
-        self._packets: dict[tuple[int, bool, bool, tuple[int, ...]], _Packet] = {}
+        self._packets: dict[tuple[int, bool, bool, tuple[int, ...]], KeptPacket] = {}
         self._last_payload = b""
         self._last_result = ExecutionResult()
         self._frames = FrameOutcomes()
@@ -200,6 +146,11 @@ class BurstController(BurstByLaunch, BurstDefaults):
     def _is_busy(self) -> bool:
         launch = self._launch
         return launch is not None and not launch.is_done and not launch.is_cancelled
+
+    def in_flight(self) -> Launch | None:
+        """See ``aionn.hal.Burst``."""
+        launch = self._launch
+        return None if launch is None or launch.is_done else launch
 
     def memories(self, slots: Sequence[int]) -> list[Memory]:
         """Answers the driver's question for memories. Raises as ``MemorySlots.memories``."""
@@ -229,10 +180,13 @@ class BurstController(BurstByLaunch, BurstDefaults):
         packet = kept.payload + _limits(deadline_ns, loop_timeout_ns) if is_limited else kept.payload
         launch, kept.launch = kept.launch, None
         if launch is None:
-            launch = _BurstLaunch(self, packet, request)
+            launch = BurstLaunch(self, packet, request)
         elif is_limited:
             launch.packet = packet
-        self._send(launch)
+        if self._requests.write_message(packet):
+            self._sent = launch
+        else:
+            self._send(launch)  # Raises the reason.
         self._launch = launch
         payload: bytes | None = None
         self._has_reader = True
@@ -276,7 +230,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
             self._refuse()
         kept = self._packets.get((id(request), measure, is_limited, tuple(memory_identifiers)))
         if kept is not None:
-            launch = _BurstLaunch(self, kept.payload + limits if limits else kept.payload, request)
+            launch = BurstLaunch(self, kept.payload + limits if limits else kept.payload, request)
         else:
             check_field_types(request, Request, "request")
             check_memory_identifiers(request, memory_identifiers)
@@ -326,7 +280,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
 
     def _encoded(
         self, request: Request, memory_identifiers: Sequence[int], measure: bool, limits: bytes
-    ) -> _BurstLaunch | None:
+    ) -> BurstLaunch | None:
         """A launch of a request whose packet was not kept, as those of a stream are; None if no packet can express it."""
         if any(isinstance(pool, BufferToken) for pool in request.pools):
             return None
@@ -355,8 +309,8 @@ class BurstController(BurstByLaunch, BurstDefaults):
             if len(self._packets) >= PACKETS_KEPT_MAX:
                 self._packets.clear()
             key = (id(request), measure, bool(limits), tuple(memory_identifiers))
-            self._packets[key] = _Packet(request, payload)
-        launch = _BurstLaunch(self, payload + limits, request)
+            self._packets[key] = KeptPacket(request, payload)
+        launch = BurstLaunch(self, payload + limits, request)
         launch.temporary = temporary
         return launch
 
@@ -365,7 +319,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
         for slot in temporary:
             self._slots.free_slot(slot)
 
-    def _send(self, launch: _BurstLaunch) -> None:
+    def _send(self, launch: BurstLaunch) -> None:
         try:
             now_ns = 0 if launch.frame is None else time.monotonic_ns()
             if not self._requests.write_message(launch.packet):
@@ -380,7 +334,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
             raise
         self._sent = launch
 
-    def cancelled(self, launch: _BurstLaunch) -> None:
+    def cancelled(self, launch: BurstLaunch) -> None:
         """The result of a launch is not wanted any more. One that waits is never sent, one that was sent is read."""
         if launch is self._waiting:
             self._waiting = None
@@ -390,7 +344,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
             self.read_on()
 
     async def received(
-        self, launch: _BurstLaunch, payload: bytes | None = None, *, in_task: bool = False
+        self, launch: BurstLaunch, payload: bytes | None = None, *, in_task: bool = False
     ) -> ExecutionResult:
         """Waits for a launch and returns its outcome. Reads the results itself if no task does; cancelled, it has lost nothing.
 
@@ -475,7 +429,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
         finally:
             self._has_reader = False
 
-    async def _free_temporary(self, launch: _BurstLaunch) -> None:
+    async def _free_temporary(self, launch: BurstLaunch) -> None:
         while launch.temporary:
             await self._free(launch.temporary[-1])
             launch.temporary = launch.temporary[:-1]
@@ -502,7 +456,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
         except Exception as e:  # A launch that was not sent and has no end would be waited for without end.
             waiting.finish(general_failure_of(e, "burst").with_traceback(None))
 
-    def _outcome_of(self, payload: bytes, launch: _BurstLaunch) -> ExecutionResult | Error:
+    def _outcome_of(self, payload: bytes, launch: BurstLaunch) -> ExecutionResult | Error:
         if launch.frame is not None:
             return self._frames.outcome(payload, launch.frame, time.monotonic_ns())
         outcome, _ = outcome_of_packet(payload)
@@ -534,13 +488,13 @@ class BurstController(BurstByLaunch, BurstDefaults):
         if waiting is not None:
             self._end_launch(waiting, DeadObject(why))
 
-    def _end_launch(self, launch: _BurstLaunch, outcome: ExecutionResult | Error) -> None:
+    def _end_launch(self, launch: BurstLaunch, outcome: ExecutionResult | Error) -> None:
         self._unused(launch.temporary)
         launch.temporary = ()
         launch.request = launch.received = None
         launch.finish(outcome)
 
-    def _last_outcome(self, launch: _BurstLaunch) -> ExecutionResult | Error | None:
+    def _last_outcome(self, launch: BurstLaunch) -> ExecutionResult | Error | None:
         """The outcome that the driver has written, although the news of its end came first."""
         try:
             payload = self._results.read_message()

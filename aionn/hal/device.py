@@ -129,7 +129,14 @@ class Burst(Protocol):
     It lives from ``PreparedModel.configure_execution_burst`` until it or its prepared model is closed, and remembers the memories
     that its requests name. A cancelled execution leaves the burst usable: the next one may be asked for immediately, and waits
     for the cancelled one where it has to.
+
+    Attributes:
+        in_flight: Returns the launch of an ``execute_synchronously`` that was cancelled or has failed, if the device has not ended
+            it. None instead of a function: the burst does not know, and a caller that has to know uses ``launch``.
     """
+
+    @property
+    def in_flight(self) -> Callable[[], Launch | None] | None: ...
 
     def launch(
         self,
@@ -192,6 +199,7 @@ class BurstDefaults:
     """The abilities of a ``Burst`` that has none: inherit it, and define ``launch`` where the burst has it."""
 
     execute_synchronously: Callable[..., Coroutine[Any, Any, ExecutionResult]]
+    in_flight: Callable[[], Launch | None] | None = None
 
     def launch(
         self,

@@ -26,7 +26,7 @@ _CLOCK_MONOTONIC = 1
 
 
 class _Times(ctypes.Structure):
-    """``struct itimerspec``: the interval, which is none, and the time until it expires, each in seconds and nanoseconds."""
+    """``struct itimerspec``: the interval, 0 for one expiration, and the time until that, each in seconds and nanoseconds."""
 
     _fields_ = [
         ("interval_s", ctypes.c_long),

@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Literal
 
 import anyio
+from msgspec.structs import replace
 
 from aionn.errors import InvalidArgument
 from aionn.hal import Priority, check_deadline_ns
@@ -40,9 +41,11 @@ from aionn.scheduler.job import (
     Preempt,
     Reason,
     Start,
+    TaskJob,
     described,
     error_of,
     job_text,
+    new_task_job,
 )
 from aionn.scheduler.planned_queue import WAITING_MAX, PlannedQueue
 from aionn.scheduler.planning_policy import PlanPolicy, start_immediately
@@ -70,39 +73,6 @@ OWN = "a dispatcher has only jobs that it made itself"
 
 Outcome = Literal["ended", "late", "failed"]
 """The end of an execution at the device: with results, stopped at its deadline, or with a duration that carries no information."""
-
-
-class TaskJob(Job):
-    """A job of a task, which sleeps on ``event`` while the job waits.
-
-    Its states, without and with ``is_launched``: waiting without, it is in the queue alone; running without, it has a slot and its
-    task has not resumed yet; running with, it is at the device; waiting with, it is preempted there. One that has ended may still
-    have a slot, or be preempted there. One that loses its slot before its launch waits as before: the device does not have it.
-
-    Attributes:
-        is_launched: Whether its task has taken its slot, so that the device has the job.
-        model: The key by which its duration is learnt.
-        reason: The reason for its rejection, if it was rejected while it waited.
-        started_ns: The time of its first start, or of its last one before it was launched.
-        has_preempted: Whether it was sent to the device beside a job that it preempts there.
-        was_preempted: Whether it waited at the device for another job, so that its timing carries no information.
-    """
-
-    __slots__ = ("event", "has_preempted", "is_launched", "model", "reason", "started_ns", "was_preempted")
-
-    # Set by ``enter``, not by a constructor: forwarding nine arguments takes a tenth of the time that a start takes.
-    event: anyio.Event | None
-    model: Hashable
-    reason: Reason | None
-    started_ns: int
-    has_preempted: bool
-    is_launched: bool
-    was_preempted: bool
-
-    def wake(self) -> None:
-        """Wakes the task that waits for the job, if one does."""
-        if self.event is not None:
-            self.event.set()
 
 
 class Dispatcher:
@@ -157,6 +127,8 @@ class Dispatcher:
         self._room_ns = NEVER_NS
         self._blocking = Blocking(self._slots)
         self._urgent_ns = -KEPT_NS
+        self._unplanned: TaskJob | None = None
+        self._passed_count = 0
         self._counts = dict.fromkeys(("preempted", "overran", "probed"), 0)
 
     def enter(
@@ -188,6 +160,8 @@ class Dispatcher:
             raise InvalidArgument(f"scheduler: expected a Priority, got {priority!r}")
         if deadline_ns is not None:
             check_deadline_ns(deadline_ns, where="scheduler")
+        if self._unplanned is not None:
+            self._plan_unplanned()
         now_ns = self._now()
         expected_ns = least_ns = 1
         if model is not None:
@@ -196,19 +170,8 @@ class Dispatcher:
             expected_ns = max(expected_ns, least_ns)
             if deadline_ns is not None and deadline_ns > now_ns and now_ns + least_ns > deadline_ns:
                 least_ns = self._probe(model, least_ns)
-        job = TaskJob(
-            next(self._numbers),
-            priority=priority,
-            deadline_ns=deadline_ns,
-            arrival_ns=now_ns,
-            durations_ns=(expected_ns,),
-            least_ns=None if least_ns == expected_ns else (least_ns,),
-            urgent_ns=urgent_ns,
-        )
-        job.model = model
-        job.event = job.reason = None
-        job.started_ns = 0
-        job.has_preempted = job.is_launched = job.was_preempted = False
+        number = next(self._numbers)
+        job = new_task_job(number, priority, deadline_ns, now_ns, model, expected_ns, least_ns, urgent_ns)
         if server is not None:
             job.reserve(server.arrive(now_ns, deadline_ns))
             if self.passes_frames and job.rank == RESERVED:
@@ -237,6 +200,40 @@ class Dispatcher:
         job.is_launched = job.state is JobState.RUNNING
         return job
 
+    def pass_through(
+        self, again: TaskJob | None, priority: Priority, model: Hashable, declared_ns: int | None
+    ) -> TaskJob | None:
+        """As ``enter``, for a job without a deadline on an idle device: no policy could decide otherwise, so that none is asked
+        unless another job comes while it runs. Returns None where there is more to decide.
+
+        Args:
+            again: The job that this call has returned before for the same model, which serves again if no policy has seen it.
+        """
+        slot = self._slots[0]
+        is_idle = not self._jobs and slot.job is None and slot.is_up
+        if not is_idle or self._start_immediately is not start_immediately:
+            return None
+        now_ns = self._now()
+        if again is None or not again.is_unplanned or again.priority is not priority:
+            again = new_task_job(next(self._numbers), priority, None, now_ns, model, 1, 1)
+            again.is_unplanned = again.is_launched = True
+        again.durations_ns = (1 if declared_ns is None else _believed(declared_ns),)
+        again.arrival_ns = again.started_ns = now_ns
+        again.state = JobState.RUNNING
+        slot.job = self._unplanned = self._jobs[again.number] = again
+        return again
+
+    def _plan_unplanned(self) -> None:
+        """Shows the policy the job that has passed through, since another one has come or is asked about."""
+        job, self._unplanned = self._unplanned, None
+        if job is None:
+            return
+        slot, started_ns = self._slots[0], job.started_ns
+        expected_ns, least_ns = self._estimates.durations_ns(job.model, job.durations_ns[0])
+        job.plan(max(expected_ns, least_ns), least_ns)
+        self._queue.pass_through(job, slot, started_ns)
+        self._start(job, slot, started_ns)
+
     def limit_best_effort(self, room_ns: int | None) -> None:
         """Sets the limits that hold while time is reserved: best-effort jobs that take longer than ``room_ns`` are rejected, and
         running jobs are not preempted.
@@ -244,6 +241,7 @@ class Dispatcher:
         Args:
             room_ns: The longest best-effort job that no reserved frame would be lost by; None where nothing is reserved any more.
         """
+        self._plan_unplanned()
         self._room_ns = NEVER_NS if room_ns is None else room_ns
         can_preempt = self._preempts_without_reservations and room_ns is None
         if can_preempt != self._can_preempt:
@@ -353,6 +351,16 @@ class Dispatcher:
         """
         now_ns = self._now()
         first = self._slots[0]
+        if job is self._unplanned:
+            first.job = self._unplanned = None
+            job.state = JobState.ENDED
+            del self._jobs[job.number]
+            self._passed_count += 1
+            if outcome == "ended":
+                self._estimates.observe(job.model, max(0, now_ns - job.started_ns))
+            else:
+                self._learn(job, now_ns, outcome)
+            return now_ns
         slot = first if first.job is job else self._slot_of(job)
         if slot is not None:
             self._learn(job, now_ns, outcome)
@@ -549,7 +557,9 @@ class Dispatcher:
 
     def statistics(self) -> QueueStatistics:
         """Counts of the ready queue and of what ran."""
-        return self._queue.statistics()
+        self._plan_unplanned()
+        found, passed = self._queue.statistics(), self._passed_count
+        return replace(found, entered=found.entered + passed, started=found.started + passed)
 
     @property
     def busy_count(self) -> int:
@@ -568,6 +578,7 @@ class Dispatcher:
 
     def explain(self, job: Job | None = None) -> str:
         """The state of a job with the reason, or the jobs that hold the slots and the first waiting ones, in lines of text."""
+        self._plan_unplanned()
         now_ns = self._now()
         if job is not None:
             return self._queue.explain(job, now_ns)

@@ -163,11 +163,7 @@ class PlannedQueue:
         self._counts["entered"] += 1
         self._counts["started"] += 1
         self._ages.append((job.arrival_ns + self.age_ns, job))
-        # As ``note`` does.
-        notes = self._notes
-        notes[job.number] = (now_ns, "the first in its plan starts, on slot", slot.index)
-        if len(notes) > NOTES_MAX:
-            notes.popitem(last=False)
+        self.note(job, now_ns, "the first in its plan starts, on slot", slot.index)
 
     def _rejection_of(self, job: Job, now_ns: int) -> Reason | None:
         if job.deadline_ns <= now_ns:

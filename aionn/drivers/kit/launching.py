@@ -248,6 +248,11 @@ class DirectBurst(BurstByLaunch, BurstDefaults):
         self._memories: dict[int, Memory] = {}
         self._launch: Launch | None = None
 
+    def in_flight(self) -> Launch | None:
+        """See ``Burst``."""
+        launch = self._launch
+        return None if launch is None or launch.is_done else launch
+
     def launch(
         self,
         request: Request,

@@ -29,7 +29,13 @@ from aionn.runtime.clock import check_deadline, now_ns
 from aionn.runtime.dropping import close_when_dropped
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, run_job
 from aionn.runtime.executions.lent import LentSlot
-from aionn.runtime.executions.opened_plan import KeptAreas, OpenedPlan, check_known_shapes
+from aionn.runtime.executions.opened_plan import (
+    KeptAreas,
+    OpenedPlan,
+    check_known_shapes,
+    job_of,
+    passed_through,
+)
 from aionn.runtime.executions.results import PriorityName, Result, flag_of, priority_of
 from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool, nothing
 from aionn.runtime.executions.source_task import check_source
@@ -240,17 +246,10 @@ class Burst(InThisProcess):
     ) -> Coroutine[Any, Any, Result]:
         """Executes what is in a buffer, which the execution uses from now on, beside its present user."""
         buffer.users += 1
-        job = ExecutionJob(
-            buffer.owner,
-            buffer.steps,
-            buffer.leave,
-            priority,
-            area=buffer.area,
-            deadline_ns=deadline_ns,
-            measure=measure,
-            copy=copy,
-        )
-        return run_job(job)
+        work = passed_through(buffer, deadline_ns, priority, measure)
+        if work is not None:
+            return buffer.steps[0].run_directly(work, priority, copy=copy)
+        return run_job(job_of(buffer, deadline_ns, priority, measure, copy))
 
     async def execute(
         self,
@@ -282,18 +281,14 @@ class Burst(InThisProcess):
             if self._background.starting_count:
                 await anyio.lowlevel.checkpoint()
             # As ``_run``, but the execution takes the buffer over: it leaves it when the device is done.
-            job = ExecutionJob(
-                buffer.owner,
-                buffer.steps,
-                buffer.leave,
-                rank,
-                area=buffer.area,
-                deadline_ns=deadline,
-                measure=measure,
-            )
+            work = None if asked_ns else passed_through(buffer, deadline, rank, measure)
+            job = job_of(buffer, deadline, rank, measure, True) if work is None else None
         except BaseException:
             pool.leave(buffer)
             raise
+        if work is not None:
+            return await buffer.steps[0].run_directly(work, rank, copy=True)
+        assert job is not None, "made where it did not pass through"
         if asked_ns:
             job.asked_ns = asked_ns
         return await run_job(job)

@@ -41,6 +41,7 @@ from aionn.hal import (
     TIME_MAX_NS,
     ExecutionResult,
     Launch,
+    LaunchBase,
     Priority,
     Timing,
     ask_to_stop,
@@ -50,7 +51,7 @@ from aionn.hal import (
 from aionn.hal.callers import ReservedFrame
 from aionn.observability.tracing import section
 from aionn.platform.loops import is_cancelled
-from aionn.runtime.background import Background
+from aionn.runtime.background import Background, Cancelled
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.background_launch import BackgroundLaunch
 from aionn.runtime.executions.results import ExecutionState, Result, sum_of
@@ -64,7 +65,7 @@ from aionn.scheduler.dispatcher import Dispatcher, Outcome, TaskJob
 from aionn.scheduler.job import NEVER_NS, JobState
 from fences import FenceError, FenceStatus, SyncFence, merge
 
-__all__ = ["ExecutionJob", "JobOwner", "run_job", "run_step"]
+__all__ = ["ExecutionJob", "JobOwner", "ended", "outcome_of_end", "run_direct", "run_job", "run_step"]
 
 _logger = logging.getLogger("aionn.execution")
 
@@ -121,6 +122,7 @@ class ExecutionJob(msgspec.Struct, eq=False):
         urgent_ns: When it must be done for those that wait for it; ``NEVER_NS`` for no matter when.
         dispatcher: Of the slot that it waits for, or has.
         work: Its place there; None where it has none.
+        launched: A launch that began before ``run_job`` and has ended, in place of the first one; None otherwise.
         left_count: Number of launches that ``run_job`` has left to devices that are not done with them.
         has_left: Whether ``run_job`` is over.
         deferred: To be called when no launch is left.
@@ -150,6 +152,7 @@ class ExecutionJob(msgspec.Struct, eq=False):
     urgent_ns: int = NEVER_NS
     dispatcher: Dispatcher | None = None
     work: TaskJob | None = None
+    launched: Launch | None = None
     left_count: int = 0
     has_left: bool = False
     deferred: list[Callable[[], None]] | None = None
@@ -366,11 +369,14 @@ async def run_step(job: ExecutionJob, step: Step, area: RequestArea) -> Timing:
     """
     for _ in range(GROWTH_TRIES_MAX):
         # A rejection by the scheduler does not fall back: nothing has failed.
-        work = None if step.interpreted is not None else _enter(job, step)
+        launched, job.launched = job.launched, None
+        work = None if step.interpreted is not None or launched is not None else _enter(job, step)
         if work is not None and work.state is not JobState.RUNNING:
             await _wait_for_slot(job, work)
         try:
-            if work is None:
+            if launched is not None:
+                result = await _landed(job, launched)
+            elif work is None:
                 result = await step.interpret(area, job)
             else:
                 with section("LI_PE", step.prepared_step.device.name):
@@ -380,6 +386,43 @@ async def run_step(job: ExecutionJob, step: Step, area: RequestArea) -> Timing:
         except Exception as e:
             return await _fall_back(job, step, area, driver_error(e, "execution"))
     raise output_too_small(result)
+
+
+async def run_direct(job: ExecutionJob, launch: Launch | None, work: TaskJob, error: BaseException) -> Result:
+    """Continues a direct execution that was cancelled or has failed, by the job that it has done without.
+
+    Args:
+        job: The job, with its memory.
+        launch: Its launch, if the device has not ended it.
+        work: Its place at the dispatcher of its step, which has a slot.
+        error: The error, or the cancellation, which is raised.
+
+    Raises:
+        As ``run_job``.
+    """
+    job.state = ExecutionState.RUNNING
+    dispatcher = job.steps[0].dispatcher
+    try:
+        if launch is not None:
+            _leave_to_device(job, launch, dispatcher, work)
+            ask_to_stop(launch)
+        else:
+            _release(job, dispatcher, work, outcome_of_end(error))
+        if not isinstance(error, Exception) and (is_cancelled() or not isinstance(error, Cancelled)):
+            job.note_end(ExecutionCancelled("execution: cancelled").status, None, is_cancelled=True)
+            job.leave()
+            raise error
+        job.launched = ended(driver_error(error, "execution"))
+    finally:
+        del error  # It refers to this frame.
+    return await run_job(job)
+
+
+def ended(outcome: ExecutionResult | Error) -> Launch:
+    """A launch that has ended, for a job whose step was executed without it."""
+    launch = LaunchBase()
+    launch.finish(outcome)
+    return launch
 
 
 def _enter(job: ExecutionJob, step: Step) -> TaskJob:
@@ -446,7 +489,7 @@ async def _landed(
             raise general_failure_of(e, "execution") from e  # The driver raised it.
     except BaseException as e:
         if launch.is_done:
-            _release(job, dispatcher, work, _outcome(e))
+            _release(job, dispatcher, work, outcome_of_end(e))
         else:
             _leave_to_device(job, launch, dispatcher, work)
             if not isinstance(e, MissedDeadline):
@@ -454,7 +497,7 @@ async def _landed(
         raise
     if dispatcher is not None and work is not None:
         job.work = None
-        job.landed_ns = dispatcher.release(work, outcome=_outcome(result))
+        job.landed_ns = dispatcher.release(work, outcome=outcome_of_end(result))
     return result
 
 
@@ -470,10 +513,10 @@ def _leave_to_device(
 
     def released() -> None:
         try:
-            outcome = _outcome(launch.outcome())
+            outcome = outcome_of_end(launch.outcome())
         except BaseException as e:  # SystemExit too: the slot is free.
             # Its traceback refers to the frames that report the launch, and those to the error.
-            outcome = _outcome(e.with_traceback(None))
+            outcome = outcome_of_end(e.with_traceback(None))
         _release(job, dispatcher, work, outcome)
         job.unused()
 
@@ -488,7 +531,7 @@ def _release(
         job.landed_ns = dispatcher.release(work, outcome=outcome)
 
 
-def _outcome(end: ExecutionResult | BaseException) -> Outcome:
+def outcome_of_end(end: ExecutionResult | BaseException) -> Outcome:
     """The outcome that the scheduler learns from."""
     if isinstance(end, ExecutionResult):
         return "ended" if end.output_sufficient_size else "failed"

@@ -6,6 +6,7 @@ Owns the memory of the buffers. ``burst`` owns when a plan is opened, replaced a
 from __future__ import annotations
 
 import functools
+import logging
 import mmap
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,17 @@ from aionn.hal import (
     BurstDefaults,
     ExecutionResult,
     Launch,
+    Priority,
     check_abilities,
     dimensions_are_known,
 )
 from aionn.hal.callers import frame_of_launch
+from aionn.observability.tracing import is_tracing
 from aionn.platform.loops import finish_all
 from aionn.platform.real_work import real_work
 from aionn.realtime import PageLocks
-from aionn.runtime.executions.job import JobOwner
+from aionn.runtime.executions.job import ExecutionJob, JobOwner, ended, outcome_of_end, run_direct, run_job
+from aionn.runtime.executions.results import Result
 from aionn.runtime.executions.slot_pool import FrameBuffer, SlotPool, nothing
 from aionn.runtime.executions.stepping import (
     Conditions,
@@ -40,19 +44,23 @@ from aionn.runtime.memory.arguments import (
     Value,
 )
 from aionn.runtime.placement.plan import learnt_by
+from aionn.scheduler.job import TaskJob
 from aionn.validation import check_execution_result
 
 if TYPE_CHECKING:
     from aionn.runtime.placement.plan import Plan
 
 
-__all__ = ["KeptAreas", "OpenedPlan", "check_known_shapes"]
+__all__ = ["KeptAreas", "OpenedPlan", "check_known_shapes", "job_of", "passed_through"]
+
+
+_logger = logging.getLogger("aionn.execution")
 
 
 class _StepInBurst(Step):
     """A step over one buffer, launched through a burst of its device."""
 
-    __slots__ = ("_buffer", "_bursts", "_index", "_inside", "_own", "_request")
+    __slots__ = ("_buffer", "_bursts", "_index", "_inside", "_needs_job", "_own", "_request", "_work")
 
     def __init__(
         self,
@@ -66,6 +74,11 @@ class _StepInBurst(Step):
         super().__init__(step, key=key, fallback=plan.fallback_step(index), name=plan.step_name(index))
         self._index = index
         self._buffer = buffer
+        # Executions of several steps need one, and so do those that are counted or reported, and of which nothing is learnt.
+        owner = buffer.owner
+        is_watched = owner.figures is not None or owner.report is not None
+        self._needs_job = len(plan.steps) != 1 or key is None or is_watched
+        self._work: TaskJob | None = None
         # Nothing changes from frame to frame but the values, so the request is made once.
         self._request = buffer.area.request(step.inputs, step.outputs)
         self._inside = None if isinstance(opened, list) else opened
@@ -76,6 +89,45 @@ class _StepInBurst(Step):
     @property
     def is_closed(self) -> bool:
         return any(burst.is_closed for burst in self._bursts)
+
+    def pass_through(self, rank: Priority) -> TaskJob | None:
+        own = self._own
+        if self._needs_job or own is None or own.is_taken or not own.is_direct or is_tracing():
+            return None
+        if _logger.isEnabledFor(logging.DEBUG):
+            return None
+        work = self.dispatcher.pass_through(
+            self._work, rank, self.key, self.prepared_step.prepared.expected_duration_ns
+        )
+        if work is not None:
+            self._work = work
+        return work
+
+    async def run_directly(self, work: TaskJob, rank: Priority, *, copy: bool) -> Result:
+        burst, buffer, started_ns = self._own, self._buffer, work.started_ns
+        assert burst is not None, "it has passed through"
+        burst.is_taken = True
+        try:
+            result = await burst.hal.execute_synchronously(self._request, buffer.identifiers)
+        except BaseException as e:
+            launch = burst.leave()
+            job = job_of(buffer, None, rank, False, copy)
+            job.asked_ns = started_ns
+            return await run_direct(job, launch, work, e)
+        burst.is_taken = False
+        is_known = result is buffer.checked[0]
+        landed_ns = self.dispatcher.release(work, outcome="ended" if is_known else outcome_of_end(result))
+        if not is_known:
+            job = job_of(buffer, None, rank, False, copy)
+            job.asked_ns, job.landed_ns = started_ns, landed_ns
+            job.launched = ended(result)
+            return await run_job(job)
+        owner = buffer.owner
+        try:
+            outputs = buffer.area.outputs(owner.outputs, copy=copy)
+        finally:
+            buffer.leave(None)
+        return Result(outputs, device=owner.device, total_ns=landed_ns - started_ns)
 
     def launch(self, area: RequestArea, job: Conditions) -> Launch:
         served = job.served
@@ -197,6 +249,29 @@ class OpenedPlan:
             ended, self.ended = self.ended, None
             if ended is not None:
                 ended()
+
+
+def passed_through(
+    buffer: FrameBuffer, deadline_ns: int | None, priority: Priority, measure: bool
+) -> TaskJob | None:
+    """The slot of a direct execution of what is in a buffer, for ``Step.run_directly``; None where it takes a job."""
+    return None if measure or deadline_ns is not None else buffer.steps[0].pass_through(priority)
+
+
+def job_of(
+    buffer: FrameBuffer, deadline_ns: int | None, priority: Priority, measure: bool, copy: bool
+) -> ExecutionJob:
+    """The job of an execution of what is in a buffer, which it leaves at its end."""
+    return ExecutionJob(
+        buffer.owner,
+        buffer.steps,
+        buffer.leave,
+        priority,
+        area=buffer.area,
+        deadline_ns=deadline_ns,
+        measure=measure,
+        copy=copy,
+    )
 
 
 def _take_apart(buffer: FrameBuffer) -> None:

@@ -19,7 +19,7 @@ from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import ExecutionResult, passed_before_start
 from aionn.runtime.background import Background, Waiter
 from aionn.runtime.clock import now_ns
-from aionn.runtime.executions.job import ExecutionJob, JobOwner
+from aionn.runtime.executions.job import JobOwner
 from aionn.runtime.executions.stepping import Step
 from aionn.runtime.memory.arguments import RequestArea
 
@@ -67,7 +67,7 @@ class FrameBuffer:
         self.steps: Sequence[Step] = ()
         self.owner = owner
         self.inputs = inputs
-        self.leave: Callable[[ExecutionJob], None] = nothing
+        self.leave: Callable[[object], None] = nothing
         self.successor: FrameBuffer | None = None
         self.retire: Callable[[], None] = nothing
         self.checked: list[ExecutionResult | None] = [None] * step_count

@@ -35,7 +35,9 @@ from aionn.hal.callers import ReservedFrame
 from aionn.runtime.background import Background
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.executions.background_launch import BackgroundLaunch, execute_by_callback
+from aionn.runtime.executions.results import Result
 from aionn.runtime.memory.arguments import RequestArea
+from aionn.scheduler.job import TaskJob
 from aionn.validation import check_execution_result
 
 __all__ = [
@@ -92,21 +94,36 @@ class DeviceBurst:
 
     Attributes:
         hal: The driver contract's side of it.
+        is_taken: Whether a direct execution runs through it, which has no launch here.
         is_closed: Whether the application has closed it: a launch that ends with DeadObject was ended by that, and not by a death.
     """
 
-    __slots__ = ("_launch", "hal", "is_closed")
+    __slots__ = ("_launch", "hal", "is_closed", "is_taken")
 
     def __init__(self, hal: HalBurst) -> None:
         self.hal = hal
-        self.is_closed = False
+        self.is_closed = self.is_taken = False
         self._launch: Launch | None = None
 
     @property
     def is_free(self) -> bool:
         """Whether nothing runs through it."""
         launch = self._launch
-        return launch is None or launch.is_done
+        return not self.is_taken and (launch is None or launch.is_done)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it can execute directly now: it is free, and its driver gives the launch that a call leaves at the device."""
+        return self.hal.in_flight is not None and not self.is_closed and self.is_free
+
+    def leave(self) -> Launch | None:
+        """Ends a direct execution that was cancelled or has failed; returns its launch if the device has not ended it."""
+        self.is_taken = False
+        assert self.hal.in_flight is not None, "it was executed directly"
+        launch = self.hal.in_flight()
+        if launch is not None:
+            self._launch = launch
+        return launch
 
     def launch(self, request: Request, identifiers: Sequence[int], job: Conditions) -> Launch:
         """Launches a request while it is free. Raises as ``Burst.launch``: it was rejected; also where it is closed."""
@@ -126,8 +143,11 @@ class DeviceBurst:
 
     async def landed(self) -> None:
         """Waits until nothing runs through it."""
-        if self._launch is not None:
-            await self._launch.done
+        launch = self._launch
+        if self.is_taken and self.hal.in_flight is not None:
+            launch = self.hal.in_flight()
+        if launch is not None:
+            await launch.done
 
     async def aclose(self) -> None:
         """Ends it at its device. Idempotent."""
@@ -232,6 +252,15 @@ class Step:
     def is_closed(self) -> bool:
         """Whether the application has closed a burst through which it is launched."""
         return False
+
+    def pass_through(self, rank: Priority) -> TaskJob | None:
+        """Takes a slot for a direct execution, by ``run_directly``: without a deadline, and without a job of the runtime until it
+        needs one. None where there is more to decide."""
+        return None
+
+    async def run_directly(self, work: TaskJob, rank: Priority, *, copy: bool) -> Result:
+        """Executes in the slot that ``pass_through`` took. Raises and is cancelled as ``run_job``."""
+        raise AssertionError("pass_through has taken no slot")
 
     def least_ns(self) -> int:
         """Its least duration, as far as is known."""

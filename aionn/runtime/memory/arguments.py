@@ -153,6 +153,10 @@ def check_inputs(
     """
     if not isinstance(values, list | tuple) or len(values) != len(specs):
         raise _not_a_list_of(specs, values)
+    if len(specs) == 1:
+        v, s = values[0], specs[0]
+        if type(v) is np.ndarray and v.shape == s.dimensions and v.dtype == _dtype_of(s.type) and v.size:
+            return [v]
     return [
         # The usual case first: an array with exactly the model's type and shape.
         v
