@@ -44,6 +44,7 @@ import fmq
 from aionn.benchmarking.figures import percentile
 from aionn.burst.controller import QUEUE_BYTES
 from aionn.burst.packets import encode_request, encode_result, result_of
+from aionn.drivers.kit.engines.installed import NATIVE_VARIABLE
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import (
     DataLocation,
@@ -381,6 +382,7 @@ async def _round_trip_blocks(
                 "multiprocessing.Queue": queue,
             }
             if has_litert():
+                os.environ[NATIVE_VARIABLE] = "1"
                 (native,) = await stack.enter_async_context(
                     opened_burst(model, pids=pids, driver="litert-cpu")
                 )

@@ -210,17 +210,16 @@ class Dispatcher:
             again: The job that this call has returned before for the same model, which serves again if no policy has seen it.
         """
         slot = self._slots[0]
-        is_idle = not self._jobs and slot.job is None and slot.is_up
-        if not is_idle or self._start_immediately is not start_immediately:
+        if self._jobs or slot.job is not None or self._start_immediately is not start_immediately:
             return None
         now_ns = self._now()
         if again is None or not again.is_unplanned or again.priority is not priority:
             again = new_task_job(next(self._numbers), priority, None, now_ns, model, 1, 1)
             again.is_unplanned = again.is_launched = True
-        again.durations_ns = (1 if declared_ns is None else _believed(declared_ns),)
-        again.arrival_ns = again.started_ns = now_ns
-        again.state = JobState.RUNNING
-        slot.job = self._unplanned = self._jobs[again.number] = again
+            again.durations_ns = (_believed(declared_ns),)
+            again.state = JobState.RUNNING
+        again.started_ns = now_ns
+        slot.job = self._unplanned = again
         return again
 
     def _plan_unplanned(self) -> None:
@@ -229,8 +228,9 @@ class Dispatcher:
         if job is None:
             return
         slot, started_ns = self._slots[0], job.started_ns
+        self._jobs[job.number] = job
         expected_ns, least_ns = self._estimates.durations_ns(job.model, job.durations_ns[0])
-        job.plan(max(expected_ns, least_ns), least_ns)
+        job.plan(started_ns, max(expected_ns, least_ns), least_ns)
         self._queue.pass_through(job, slot, started_ns)
         self._start(job, slot, started_ns)
 
@@ -353,8 +353,6 @@ class Dispatcher:
         first = self._slots[0]
         if job is self._unplanned:
             first.job = self._unplanned = None
-            job.state = JobState.ENDED
-            del self._jobs[job.number]
             self._passed_count += 1
             if outcome == "ended":
                 self._estimates.observe(job.model, max(0, now_ns - job.started_ns))

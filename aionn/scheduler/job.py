@@ -177,7 +177,8 @@ class TaskJob(Job):
         reason: The reason for its rejection, if it was rejected while it waited.
         started_ns: The time of its first start, or of its last one before it was launched.
         has_preempted: Whether it was sent to the device beside a job that it preempts there.
-        is_unplanned: Whether it runs on an idle device and no other job has come, so that no policy has seen it.
+        is_unplanned: Whether it passes through an idle device and no policy has seen it, so that it can serve again. It counts as
+            running all the time.
         was_preempted: Whether it waited at the device for another job, so that its timing carries no information.
     """
 
@@ -207,9 +208,10 @@ class TaskJob(Job):
         if self.event is not None:
             self.event.set()
 
-    def plan(self, expected_ns: int, least_ns: int) -> None:
-        """Makes one that ran unplanned a job that a policy can compare with others."""
+    def plan(self, arrival_ns: int, expected_ns: int, least_ns: int) -> None:
+        """Makes one that runs unplanned a job that a policy can compare with others."""
         self.is_unplanned = False
+        self.arrival_ns = arrival_ns
         self.durations_ns = (expected_ns,)
         self.least_ns = None if least_ns == expected_ns else (least_ns,)
         self.shortest_ns = least_ns

@@ -92,9 +92,9 @@ class _StepInBurst(Step):
 
     def pass_through(self, rank: Priority) -> TaskJob | None:
         own = self._own
-        if self._needs_job or own is None or own.is_taken or not own.is_direct or is_tracing():
+        if self._needs_job or own is None or not own.is_direct:
             return None
-        if _logger.isEnabledFor(logging.DEBUG):
+        if is_tracing() or _logger.isEnabledFor(logging.DEBUG):
             return None
         work = self.dispatcher.pass_through(
             self._work, rank, self.key, self.prepared_step.prepared.expected_duration_ns

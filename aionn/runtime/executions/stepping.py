@@ -98,11 +98,12 @@ class DeviceBurst:
         is_closed: Whether the application has closed it: a launch that ends with DeadObject was ended by that, and not by a death.
     """
 
-    __slots__ = ("_launch", "hal", "is_closed", "is_taken")
+    __slots__ = ("_gives_launches", "_launch", "hal", "is_closed", "is_taken")
 
     def __init__(self, hal: HalBurst) -> None:
         self.hal = hal
         self.is_closed = self.is_taken = False
+        self._gives_launches = hal.in_flight is not None
         self._launch: Launch | None = None
 
     @property
@@ -114,7 +115,9 @@ class DeviceBurst:
     @property
     def is_direct(self) -> bool:
         """Whether it can execute directly now: it is free, and its driver gives the launch that a call leaves at the device."""
-        return self.hal.in_flight is not None and not self.is_closed and self.is_free
+        launch = self._launch
+        is_busy = self.is_taken or self.is_closed or (launch is not None and not launch.is_done)
+        return self._gives_launches and not is_busy
 
     def leave(self) -> Launch | None:
         """Ends a direct execution that was cancelled or has failed; returns its launch if the device has not ended it."""

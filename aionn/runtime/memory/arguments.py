@@ -151,7 +151,7 @@ def check_inputs(
     Raises:
         InvalidArgument: Wrong number, type or shape, or one is missing; names the input, the expected and the actual value.
     """
-    if not isinstance(values, list | tuple) or len(values) != len(specs):
+    if (type(values) is not list and not isinstance(values, list | tuple)) or len(values) != len(specs):
         raise _not_a_list_of(specs, values)
     if len(specs) == 1:
         v, s = values[0], specs[0]
