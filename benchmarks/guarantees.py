@@ -183,7 +183,7 @@ class Outcome:
     broken_sets: set[int] = field(default_factory=set)
 
 
-def admit_by_test(drawn: Drawn, lower: Sequence[Piece] = ()) -> Admission:
+def admit_by_test(drawn: Drawn, lower: Sequence[Piece] = (), delay_ns: int = 0) -> Admission:
     """The streams that the test alone admits on the slots of a set's device, first fit by falling share; no others run."""
     device = drawn.scenario.devices[0]
     slots: list[list[Demand]] = [[] for _ in range(device.slots)]
@@ -191,7 +191,7 @@ def admit_by_test(drawn: Drawn, lower: Sequence[Piece] = ()) -> Admission:
     for index in sorted(range(len(drawn.demands)), key=lambda i: -drawn.demands[i].share_ppm):
         new = drawn.demands[index]
         for slot, held in enumerate(slots):
-            verdict = SlotTest(held, cap_ppm=SHARE_PPM, lower=lower).verdict(new)
+            verdict = SlotTest(held, cap_ppm=SHARE_PPM, lower=lower, delay_ns=delay_ns).verdict(new)
             if verdict.fits:
                 held.append(new)
                 found.reservations[index] = Reservation(

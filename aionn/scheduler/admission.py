@@ -8,7 +8,8 @@ For each time t at which a deadline may come after all streams began together, t
 
 1. the demand: of each stream, the frames whose deadlines come by t, ``floor((t + J - D) / T) + 1`` of them, each with its duration
    C;
-2. the blocking: the longest piece without a boundary of a job that need not end by t and has begun just before.
+2. the blocking: the longest piece without a boundary of a job that need not end by t and has begun just before;
+3. the delay of the slot: the longest time for which the machine may not run what the slot needs, once.
 
 Invariants:
 1. A set of streams that passes loses no frame, whatever the phases, as long as durations, jitters and periods are as declared.
@@ -232,6 +233,7 @@ class Verdict(msgspec.Struct, frozen=True):
         blocker: Name of the stream or model that blocks; empty where none does.
         slack_ns: The time that is left; negative: the time that is missing.
         room_ns: The longest piece of a best-effort job that no deadline of these streams would be missed by.
+        delay_ns: The delay of the slot.
     """
 
     fits: bool
@@ -246,6 +248,7 @@ class Verdict(msgspec.Struct, frozen=True):
     blocker: str = ""
     slack_ns: int = 0
     room_ns: int = 0
+    delay_ns: int = 0
 
 
 class SlotTest:
@@ -255,11 +258,18 @@ class SlotTest:
         held: The streams that are there.
         cap_ppm: The share that may be reserved, in millionths.
         lower: The pieces of best-effort jobs that the slot may run.
+        delay_ns: The longest time for which the machine may not run what the slot needs.
     """
 
     def __init__(
-        self, held: Sequence[Demand], *, cap_ppm: int = CAP_PPM, lower: Iterable[Piece] = ()
+        self,
+        held: Sequence[Demand],
+        *,
+        cap_ppm: int = CAP_PPM,
+        lower: Iterable[Piece] = (),
+        delay_ns: int = 0,
     ) -> None:
+        self.delay_ns = delay_ns
         self.held = tuple(held)
         self.cap_ppm = cap_ppm
         self.lower = tuple(lower)
@@ -305,7 +315,7 @@ class SlotTest:
         if not times.size:
             return Verdict(True, "demand", share_ppm, own_ppm, self.cap_ppm, room_ns=DAY_NS)
         blocking = self._blocking(times, new)
-        room = times - held - own
+        room = times - held - own - self.delay_ns
         slack = room - blocking
         tightest = int(np.argmin(slack))
         slack_ns = int(slack[tightest])
@@ -322,15 +332,17 @@ class SlotTest:
             self._blocker(int(times[tightest]), new),
             slack_ns,
             max(0, int(room.min())),
+            self.delay_ns,
         )
 
     def _by_phases(
         self, demands: Sequence[Demand], at_ns: int | None = None
     ) -> tuple[_Times, _Times, _Times] | None:
+        """The times, the demand, and the blocking with the delay; None where phases are of no use."""
         phased = [demand.windows for demand in demands if demand.terms.phase_ns is not None]
         if len(phased) < 2:
             return None
-        return demand_by_phases(
+        found = demand_by_phases(
             phased,
             [demand.windows for demand in demands if demand.terms.phase_ns is None],
             lower_ns=max((piece.duration_ns for piece in self.lower), default=0),
@@ -338,6 +350,7 @@ class SlotTest:
             points_max=POINTS_MAX,
             at_ns=at_ns,
         )
+        return None if found is None else (found[0], found[1], found[2] + self.delay_ns)
 
     def _with_phases(self, new: Demand | None, otherwise: Verdict) -> Verdict:
         demands = self.held if new is None else (*self.held, new)
@@ -350,7 +363,7 @@ class SlotTest:
         at_ns, slack_ns = int(times[tightest]), int(slack[tightest])
         all_ns = int(demand[tightest])
         held_ns = all_ns if new is None or slack_ns >= 0 else self._held_ns(at_ns)
-        blocking_ns = int(blocking[tightest])
+        blocking_ns = int(blocking[tightest]) - self.delay_ns
         pieces = [
             *self.lower,
             *(Piece(d.terms.name, d.cost.piece_ns) for d in demands if d.terms.deadline_ns > at_ns),
@@ -368,7 +381,8 @@ class SlotTest:
             blocking_ns,
             min(longer, key=lambda piece: piece.duration_ns, default=Piece("", 0)).name,
             slack_ns,
-            max(0, int((times - demand).min())),
+            max(0, int((times - demand).min()) - self.delay_ns),
+            self.delay_ns,
         )
 
     def _held_ns(self, at_ns: int) -> int:
@@ -391,10 +405,11 @@ class SlotTest:
         """The same with no longer pieces than ``piece_ns`` of one stream or model."""
         held = [with_piece_of(demand, name, piece_ns) for demand in self.held]
         lower = [Piece(p.name, min(p.duration_ns, piece_ns)) if p.name == name else p for p in self.lower]
-        return SlotTest(held, cap_ppm=self.cap_ppm, lower=lower)
+        return SlotTest(held, cap_ppm=self.cap_ppm, lower=lower, delay_ns=self.delay_ns)
 
     def curve(self, new: Demand | None = None) -> list[tuple[int, int, int]]:
-        """``(t, demand, blocking)`` at each time that the test examines, ascending; empty where it has no result by demand."""
+        """``(t, demand, blocking with the delay)`` at each time that the test examines, ascending; empty where it has no result by
+        demand."""
         demands = self.held if new is None else (*self.held, new)
         if not self._in_all_phases(new).fits and (found := self._by_phases(demands)) is not None:
             return list(zip(*(values.tolist() for values in found), strict=True))
@@ -403,13 +418,14 @@ class SlotTest:
         if horizon_ns is None or sums.points(horizon_ns) > POINTS_MAX:
             return []
         times, demand = _listed(demands, horizon_ns)
-        return list(zip(times.tolist(), demand.tolist(), self._blocking(times, new).tolist(), strict=True))
+        blocking = self._blocking(times, new) + self.delay_ns
+        return list(zip(times.tolist(), demand.tolist(), blocking.tolist(), strict=True))
 
     def _busy_ns(self, sums: _Sums) -> int | None:
         """A time up to which it suffices to test: the end of the longest busy period, or where the demand's line meets the time."""
         if not sums.rows:
             return 0
-        piece_ns = max(int(self._longest[0]), sums.piece_ns)
+        piece_ns = max(int(self._longest[0]), sums.piece_ns) + self.delay_ns
         # Longer than that by the least first deadline, so that the least slack is among the times, not only the first lack of it.
         more_ns = min(first_ns for _, _, _, first_ns in sums.rows)
         rest = (1 << SHARE_BITS) - sums.share

@@ -56,11 +56,13 @@ class ReservableSlot(msgspec.Struct, frozen=True):
         name: Named in messages, as ``npu/0``.
         can_preempt: Whether the device stops at boundaries; otherwise each frame is one piece.
         cap_ppm: The share of it that may be reserved, in millionths.
+        delay_ns: The longest time for which the machine may not run what the slot needs; see ``SlotTest``.
     """
 
     name: str
     can_preempt: bool = True
     cap_ppm: int = CAP_PPM
+    delay_ns: int = 0
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -95,18 +97,23 @@ class Reservation(msgspec.Struct, frozen=True):
 
     def server(self) -> BandwidthServer:
         """A new server that enforces it."""
-        terms = self.terms
-        values = {
-            "slot": self.slot,
-            "period_ns": terms.period_ns,
-            "deadline_ns": terms.deadline_ns,
-            "jitter_ns": terms.jitter_ns,
+        terms, times = self.terms, {"slot": self.slot, **self._times()}
+        if terms.phase_ns is None:
+            return BandwidthServer(self.number, **times)
+        return PhasedServer(self.number, phase_ns=terms.phase_ns, tolerance_ns=terms.tolerance_ns, **times)
+
+    def change_server(self, server: BandwidthServer) -> None:
+        """Has the server of the stream enforce these terms from now on, which demand no more than its own."""
+        server.change(**self._times())
+
+    def _times(self) -> dict[str, int]:
+        return {
+            "period_ns": self.terms.period_ns,
+            "deadline_ns": self.terms.deadline_ns,
+            "jitter_ns": self.terms.jitter_ns,
             "duration_ns": self.cost.duration_ns,
             "piece_ns": self.cost.piece_ns,
         }
-        if terms.phase_ns is None:
-            return BandwidthServer(self.number, **values)
-        return PhasedServer(self.number, phase_ns=terms.phase_ns, tolerance_ns=terms.tolerance_ns, **values)
 
 
 class Ledger:
@@ -129,6 +136,10 @@ class Ledger:
             if not 0 < slot.cap_ppm <= SHARE_PPM:
                 raise InvalidArgument(
                     f"ledger, {slot.name}: cap_ppm must be from 1 to {SHARE_PPM}, got {slot.cap_ppm}"
+                )
+            if not 0 <= slot.delay_ns <= DAY_NS:
+                raise InvalidArgument(
+                    f"ledger, {slot.name}: delay_ns must be from 0 to {DAY_NS}, got {slot.delay_ns}"
                 )
         for name, quota in (("quota_ppm", quota_ppm), ("user_quota_ppm", user_quota_ppm)):
             if quota is not None and quota < 0:
@@ -376,7 +387,8 @@ class Ledger:
 
     def _new_test(self, slot: int, held: Sequence[Demand]) -> SlotTest:
         lower = [Piece(name, piece_ns) for name, piece_ns in self._lower[slot].items()]
-        return SlotTest(held, cap_ppm=self._slots[slot].cap_ppm, lower=lower)
+        found = self._slots[slot]
+        return SlotTest(held, cap_ppm=found.cap_ppm, lower=lower, delay_ns=found.delay_ns)
 
     def _check_slots(self, slots: Sequence[int]) -> None:
         for slot in slots:

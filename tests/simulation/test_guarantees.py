@@ -157,6 +157,62 @@ def test_test_without_lower_jobs_admits_a_set_that_loses_frames():
     assert any(beside_low(seed, False) for seed in range(30))
 
 
+DELAY_NS = 4_000_000
+
+
+class StandsStill(Engine):
+    """A run in which the machine stands still once, during one execution."""
+
+    def __init__(self, scenario, admission, chosen):
+        super().__init__(scenario, PlanPolicy(), is_clock_held=True, admission=admission)
+        self.until_it_stands_still = chosen
+        for server in self._servers.values():
+            server.stalls = ExplainsAll()
+
+    def _start(self, job, slot):
+        stream = self._stream_of(job)
+        row = self._prefixes[stream]
+        if self.until_it_stands_still == 0:
+            self._prefixes[stream] = tuple((*ends[:-1], ends[-1] + DELAY_NS) for ends in row)
+        self.until_it_stands_still -= 1
+        super()._start(job, slot)
+        self._prefixes[stream] = row
+
+
+class ExplainsAll:
+    def look(self, now_ns):
+        pass
+
+    def since(self, then_ns, now_ns):
+        return now_ns - then_ns
+
+
+def lost_beside_a_standstill(seed, delay_ns):
+    """The frames of admitted streams that are lost if the machine stands still during one of them; and all frames."""
+    lost = frames = 0
+    drawn = draw_set(seed, preemption="none", load=(0.5, 0.9), tightness=(0.6, 1.0))
+    kept = only(drawn, sorted(admit_by_test(drawn, delay_ns=delay_ns).reservations))
+    if not kept.demands:
+        return 0, 0
+    for number, kind in enumerate(PHASINGS):
+        scenario = with_phases(kept, kind, seed, SPAN_NS)
+        chosen = random.Random(f"{seed}/{number}").randrange(len(scenario.arrivals))
+        engine = StandsStill(scenario, admit_by_test(kept, delay_ns=delay_ns), chosen)
+        engine.run()
+        lost += sum(outcome.kind != "on_time" for outcome in engine.outcomes)
+        frames += len(engine.outcomes)
+    return lost, frames
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(15), pytest.param(range(15, 600), marks=pytest.mark.long)], ids=["some", "many"]
+)
+def test_machine_that_stands_still_loses_no_frame_if_admission_counts_with_it(seeds):
+    counted = [lost_beside_a_standstill(seed, DELAY_NS) for seed in seeds]
+    assert sum(lost for lost, _ in counted) == 0 and sum(frames for _, frames in counted) > 1000
+    assert sum(lost_beside_a_standstill(seed, 0)[0] for seed in seeds) > 0
+
+
 def unruly(seed, kind):
     """A run in which one admitted stream sends more frames than it promised, or longer ones; None where fewer than two fit."""
     source = random.Random(seed)

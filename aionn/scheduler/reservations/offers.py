@@ -117,6 +117,8 @@ def reason_text(terms: StreamTerms, slot: str, verdict: Verdict) -> str:
     blocking = ""
     if verdict.blocking_ns:
         blocking = f', and an operation of "{verdict.blocker}" may occupy the device for {duration_text(verdict.blocking_ns)}'
+    if verdict.delay_ns:
+        blocking += f", and the machine may delay it by {duration_text(verdict.delay_ns)}"
     return (
         f"{where}: at t = {duration_text(verdict.at_ns)} the reserved streams need {duration_text(verdict.held_ns)}, this one"
         f" {duration_text(verdict.own_ns)}{' more' if verdict.held_ns else ''}{blocking}:"

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from aionn.errors import ErrorStatus, InvalidArgument, NotAdmitted, ResourceExhausted, status_of
@@ -226,6 +227,48 @@ def test_refusal_names_the_time_the_demand_the_blocker_and_what_would_fit():
     assert offers_text(offers._replace(slots=("gpu/0",))) == (
         'It would fit with deadline >= 0.0502 s, or on gpu/0, or if "enhance" had operations of 1.8 ms'
     )
+
+
+def test_delay_of_the_machine_counts_at_every_time_and_is_named():
+    held, new = stream("held", 4, 20, 10), stream("new", 4, 20, 10)
+    assert SlotTest([held], delay_ns=2 * MS).verdict(new).fits
+    found = SlotTest([held], delay_ns=int(2.5 * MS)).verdict(new)
+    assert (found.fits, found.slack_ns, found.blocking_ns, found.delay_ns) == (
+        False,
+        -MS // 2,
+        0,
+        5 * MS // 2,
+    )
+    assert reason_text(new.terms, "npu/0", found) == (
+        'stream "new" on npu/0: at t = 10 ms the reserved streams need 4 ms, this one 4 ms more, and the machine may delay it by'
+        " 2.5 ms: 500 us too much"
+    )
+    offers = counter_offers(SlotTest([held], delay_ns=int(2.5 * MS)), new, found)
+    assert offers.deadline_ns == int(10.5 * MS) and offers.blocker is None
+
+
+def test_slack_and_room_are_less_by_the_delay():
+    source = random.Random(31)
+    for _ in range(40):
+        streams = drawn(source)
+        without, found = SlotTest(streams).verdict(), SlotTest(streams, delay_ns=MS).verdict()
+        if without.fits:
+            assert found.fits == (without.slack_ns >= MS)
+        if found.fits:
+            assert (found.slack_ns, found.room_ns) == (without.slack_ns - MS, without.room_ns - MS)
+
+
+def test_delay_counts_with_phases_too():
+    def at(phase_ms):
+        found = stream(f"at {phase_ms}", 4, 20, 5)
+        return Demand(msgspec.structs.replace(found.terms, phase_ns=phase_ms * MS), found.cost)
+
+    for delay_ns, fits in ((0, True), (MS, True), (MS + 1, False)):
+        test = SlotTest([at(0)], delay_ns=delay_ns)
+        found = test.verdict(at(10))
+        assert (found.fits, test.fits(at(10)), found.slack_ns) == (fits, fits, MS - delay_ns)
+        assert found.room_ns == max(0, MS - delay_ns) and found.blocking_ns == 0
+        assert min(t - demand - blocking for t, demand, blocking in test.curve(at(10))) == MS - delay_ns
 
 
 def test_refusal_for_the_share_says_how_much_is_left():
