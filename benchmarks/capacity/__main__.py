@@ -208,8 +208,12 @@ def measure(report: Report, case: Case, rounds: int, seconds: float) -> None:
     shares = []
     for each in found[OURS]:
         admitted = [tally for tally in each.beyond if tally.is_admitted]
-        shares.append(kept_count(admitted) / len(admitted) if admitted else 0.0)
-    report.add(single(f"{case}: one too many, share of admitted kept", "1", shares, at_least(1.0)))
+        if admitted:
+            shares.append(kept_count(admitted) / len(admitted))
+    if shares:
+        report.add(single(f"{case}: one too many, share of admitted kept", "1", shares, at_least(1.0)))
+    else:
+        report.note(f"{case}: no stream was admitted, even alone")
 
 
 def paths_of(engine: str, work: str, folder: Path) -> list[Path] | None:

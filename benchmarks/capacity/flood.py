@@ -38,6 +38,9 @@ PERIODS_S = (0.02, 0.025, 1 / 30, 0.04, 0.05, 0.1)
 FLOOD_TASKS = 4
 STREAMS_MAX = 12
 TRIAL_S = 3.0
+LOST_SHOWN_MAX = 40
+"""Lost frames of a stream that are printed with their labels; those without one are printed all."""
+
 DEVICES = {"litert": "litert-cpu", "ort": "ort-cpu", "openvino": "openvino-cpu"}
 
 
@@ -138,6 +141,7 @@ async def camera(terms: Terms, data: Any, ends_ns: int, phase: float) -> AsyncIt
 
 async def counted(stream: Any, found: Counter[str]) -> None:
     """Reads a stream to its end."""
+    is_guaranteed, lost = isinstance(stream, aionn.GuaranteedStream), 0
     async for result in stream:
         found["frames"] += 1
         label = result.label
@@ -145,13 +149,15 @@ async def counted(stream: Any, found: Counter[str]) -> None:
             found[f"label {label}"] += 1
         if result.status != "on_time":
             found["lost"] += 1
+            lost += 1
             if label is not None:
                 found[f"lost {label}"] += 1
-            else:
+            if is_guaranteed and (label is None or lost <= LOST_SHOWN_MAX):
                 late_ms = (result.finished_ns - result.item.captured_at_ns) / 1e6
                 print(
-                    f"lost without a label: frame {found['frames']}, {result.status} {late_ms:.1f} ms after its capture",
+                    f"lost, {label or 'without a label'}: {result.status} {late_ms:.1f} ms after its capture; {stream.explain()}",
                     file=sys.stderr,
+                    flush=True,
                 )
 
 
