@@ -103,6 +103,10 @@ class BurstController(BurstByLaunch, BurstDefaults):
             a prepared model that is freed. With None such requests fail.
         polling_ns: Time in which an execution may look for its result before it sleeps. The event loop is blocked in the window;
             after executions that took longer, more and more of the next ones are not polled for.
+        thread_id: See ``Burst``.
+
+    Attributes:
+        thread_id: See above.
     """
 
     def __init__(
@@ -115,7 +119,9 @@ class BurstController(BurstByLaunch, BurstDefaults):
         is_hanging: Callable[[], bool] = lambda: False,
         model: PreparedModel | None = None,
         polling_ns: int = 0,
+        thread_id: int | None = None,
     ) -> None:
+        self.thread_id = thread_id
         self._requests = requests
         self._results = results
         self._free_slot = free_slot

@@ -178,6 +178,11 @@ class BurstServer:
         """Starts listening."""
         self._thread.start()
 
+    @property
+    def thread_id(self) -> int:
+        """The thread that listens, by its number in the kernel; 0 before it is started."""
+        return self._thread.native_id or 0
+
     def free_slot(self, slot: int) -> None:
         """Forgets a memory, from any thread; unknown slots are ignored."""
         with self._lock:

@@ -133,10 +133,14 @@ class Burst(Protocol):
     Attributes:
         in_flight: Returns the launch of an ``execute_synchronously`` that was cancelled or has failed, if the device has not ended
             it. None instead of a function: the burst does not know, and a caller that has to know uses ``launch``.
+        thread_id: The kernel's number of the thread that executes its requests, as this process sees it; None: it is not known.
     """
 
     @property
     def in_flight(self) -> Callable[[], Launch | None] | None: ...
+
+    @property
+    def thread_id(self) -> int | None: ...
 
     def launch(
         self,
@@ -198,6 +202,7 @@ class Burst(Protocol):
 class BurstDefaults:
     """The abilities of a ``Burst`` that has none: inherit it, and define ``launch`` where the burst has it."""
 
+    thread_id: int | None = None
     execute_synchronously: Callable[..., Coroutine[Any, Any, ExecutionResult]]
     in_flight: Callable[[], Launch | None] | None = None
 

@@ -52,6 +52,7 @@ class RuntimeDevice(InThisProcess):
         info: See above; None asks ``hal``.
         keeps_slot: Whether a slot is kept from LOW jobs; see ``Dispatcher``.
         ledger: The reservations of a device of a node, with those of its other clients; None for all others.
+        delay_ns: The time for which the machine may not run what a slot needs; see ``ReservableSlot``.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class RuntimeDevice(InThisProcess):
         *,
         keeps_slot: bool = False,
         ledger: ServedLedger | None = None,
+        delay_ns: int = 0,
     ) -> None:
         self.is_asynchronous = execution_path == ExecutionPath.ASYNC
         self.name = name
@@ -76,7 +78,9 @@ class RuntimeDevice(InThisProcess):
             self.info.slots, now=now_ns, can_preempt=can_preempt, keeps_slot=keeps_slot, estimates=estimates
         )
         shared = hal.ledger if isinstance(hal, RemoteDevice) else ledger
-        self.reservations = DeviceReservations(name, self.info.slots, self.dispatcher, estimates, shared)
+        self.reservations = DeviceReservations(
+            name, self.info.slots, self.dispatcher, estimates, shared, delay_ns=delay_ns
+        )
 
     @property
     def raises_best_effort(self) -> bool:

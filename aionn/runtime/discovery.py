@@ -297,7 +297,10 @@ class Discovery:
         keeps_slot = self.scheduling is not None and self.scheduling.is_realtime
         path = self._settings.execution_path
         ledger = _ledger_of(hal) if driver == REMOTE else None
-        found = RuntimeDevice(name, driver, hal, path, info, keeps_slot=keeps_slot, ledger=ledger)
+        delay_ns = self._settings.reserved_delay_ns
+        found = RuntimeDevice(
+            name, driver, hal, path, info, keeps_slot=keeps_slot, ledger=ledger, delay_ns=delay_ns
+        )
         self.devices = (*self.devices, found)
         self.unused = tuple(other for other in self.unused if other is not hal)
         _logger.debug("found %s: driver %s %s", name, driver, info.version)

@@ -29,6 +29,7 @@ from aionn.hal import ExecutionPreference
 from aionn.observability.log_tags import LOG_VARIABLE, TAGS, parse_tags
 from aionn.observability.tracing import TRACE_VARIABLE
 from aionn.realtime import CollectorMode, Mode
+from aionn.realtime.delay import DELAY_VARIABLE, reserved_delay_ns
 from aionn.service.progress import check_hang_after_s
 from aionn.validation import is_iterable
 
@@ -161,6 +162,12 @@ VARIABLES = (
         "realtime",
     ),
     Variable(
+        DELAY_VARIABLE,
+        "0",
+        "microseconds for which the machine may not run what a slot of a device needs: streams with a guarantee are admitted with"
+        " so much time to spare",
+    ),
+    Variable(
         "AIONN_COLLECTOR",
         "",
         "ordinary, frozen or disabled: Python's garbage collector after a compilation; frozen with real time, ordinary without",
@@ -226,6 +233,7 @@ class Settings(msgspec.Struct, frozen=True):
         hang_after_s: Seconds without progress after which a driver process that has work is ended; None means no watch.
         realtime: Whether real-time scheduling is required, used if permitted, or off.
         collector: The setting of Python's garbage collector after a compilation.
+        reserved_delay_ns: The time for which the machine may not run what a slot of a device needs; admission counts with it.
     """
 
     enabled_devices: str = ".*"
@@ -242,6 +250,7 @@ class Settings(msgspec.Struct, frozen=True):
     hang_after_s: float | None = None
     realtime: Mode = Mode.OFF
     collector: CollectorMode = CollectorMode.ORDINARY
+    reserved_delay_ns: int = 0
 
     def polling(self, preference: ExecutionPreference) -> Mapping[str, int]:
         """The polling windows of a compilation's bursts, as ``configure_execution_burst`` takes them; empty for none."""
@@ -349,6 +358,7 @@ def settings_from(
         limit_s,
         realtime_mode,
         collector_mode,
+        reserved_delay_ns(variables),
     )
 
 

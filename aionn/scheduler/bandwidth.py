@@ -23,6 +23,8 @@ from __future__ import annotations
 import enum
 from typing import Protocol
 
+from aionn.platform.stalls import NO_STALLS, Stalls
+
 __all__ = ["Arrivals", "BandwidthServer", "Frame", "Label"]
 
 
@@ -39,8 +41,8 @@ class Label(enum.Enum):
     WITHDRAWN = "withdrawn"
     """The device failed, or is down, or the reservation has ended."""
     STALLED = "stalled"
-    """The machine did not run the event loop, for as long as the frame came late, overran or was late at least: other threads had
-    its processor, or the virtual machine was stopped."""
+    """The machine did not run the event loop, or the thread that executes the frame, for as long as the frame came late, overran or
+    was late at least: other threads had its processor, or the virtual machine was stopped."""
     BLOCKED = "blocked"
     """It was lost because an execution before it kept the slot for longer than was counted with."""
     UNSERVED = "unserved"
@@ -48,32 +50,6 @@ class Label(enum.Enum):
     for so long that it came too early or too late to the queue of the device."""
     UNREAD = "unread"
     """Its answer was there, and the event loop of the application read it later, for as long as it was late at least."""
-
-
-class Stalls(Protocol):
-    """The measured time in which the machine did not run the event loop."""
-
-    def look(self, now_ns: int) -> None:
-        """Takes a reading, to be the beginning of a later measurement."""
-        ...
-
-    def since(self, then_ns: int, now_ns: int) -> int:
-        """The time since shortly before ``then_ns``, as far as it is certain; 0 where nothing is measured."""
-        ...
-
-
-class _NoStalls:
-    """Nothing is measured."""
-
-    def look(self, now_ns: int) -> None:
-        pass
-
-    def since(self, then_ns: int, now_ns: int) -> int:
-        return 0
-
-
-NO_STALLS: Stalls = _NoStalls()
-"""For a clock that no machine delays."""
 
 
 class Frame:
@@ -241,7 +217,7 @@ class BandwidthServer:
         is_withdrawn: Whether the reservation has ended, or its slot is down: no frame is reserved then.
         frame_count: Number of frames that came.
         counts: Number of those with each label.
-        stalls: Times during which the machine did not run the event loop.
+        stalls: Times during which the machine did not run the event loop, or the threads that execute the frames.
     """
 
     __slots__ = (
@@ -280,7 +256,7 @@ class BandwidthServer:
         self.may_run_lower = True
         self.frame_count = 0
         self.counts = dict.fromkeys(Label, 0)
-        self.stalls = NO_STALLS
+        self.stalls: Stalls = NO_STALLS
         self._next_ns: int | None = None
         # The label and the own capture of the last reserved frame, where it came late.
         self._late: tuple[Label, int] | None = None

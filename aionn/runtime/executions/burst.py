@@ -416,8 +416,7 @@ class Burst(InThisProcess):
             jitter: With a guarantee: longest time in seconds from an item's capture until the source gives it; None means a tenth
                 of the shorter of period and deadline.
             name: With a guarantee: names the stream in messages.
-            phase_ns: With ``"phased"``: the time of any capture on the monotonic clock; None chooses one with room, see
-                ``reservation.phase_ns``.
+            phase_ns: With ``"phased"``: the time of any capture on the monotonic clock; None chooses ``reservation.phase_ns``.
 
         Returns:
             An iterator of ``StreamResult`` in the source's order. Errors of the source, and of the device, are raised from it.
@@ -486,6 +485,7 @@ class Burst(InThisProcess):
             warm_up=self._warm_up,
             check=self._check_buffers,
             chooses_phase=guarantee == "phased" and chooses_phase,
+            threads=self._plans[-1].executing_threads,
         )
         pump = ReservedPump(
             self._pool,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import mmap
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -228,11 +228,19 @@ class OpenedPlan:
         for buffer in self.buffers:
             buffer.retire = functools.partial(retire, buffer)
 
+    def executing_threads(self) -> list[int]:
+        """The threads that execute its steps in the processes of their devices, as far as they are known."""
+        threads = (burst.hal.thread_id for burst in self._bursts())
+        return [thread for thread in threads if thread is not None]
+
+    def _bursts(self) -> Iterator[DeviceBurst]:
+        for opened in self.opened:
+            yield from opened if isinstance(opened, list) else opened.bursts
+
     async def landed(self) -> None:
         """Waits until nothing runs through it."""
-        for opened in self.opened:
-            for burst in opened if isinstance(opened, list) else opened.bursts:
-                await burst.landed()
+        for burst in self._bursts():
+            await burst.landed()
 
     async def aclose(self) -> None:
         """Ends the device's bursts. Idempotent."""

@@ -137,6 +137,14 @@ class FrameArrival:
         frame.exhaust(now_ns)
         return frame.label
 
+    @property
+    def has_overrun(self) -> bool:
+        """Whether it took longer than its duration, or pays for one that did, whoever's fault that was."""
+        frame = self.frame
+        return frame is not None and (
+            frame.label is Label.OVERRAN or (frame.has_budget and frame.left_ns < 0)
+        )
+
     def lost(self, now_ns: int, late_ns: int) -> None:
         """The frame has no result at its deadline: where it broke no promise, it gets the label of the cause that was measured;
         on a served device with the answer of that, which measures as well.

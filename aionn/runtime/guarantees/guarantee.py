@@ -13,7 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,16 +23,17 @@ import msgspec
 from aionn.errors import DeadObject, DeviceUnavailable, Error, InvalidArgument, NotAdmitted, ResourceExhausted
 from aionn.hal import duration_text
 from aionn.platform.loops import finish
+from aionn.platform.stalls import NO_STALLS
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.results import Result
 from aionn.runtime.executions.slot_pool import FrameBuffer
 from aionn.runtime.guarantees.arrivals import FrameArrival, Held, Measured, described
 from aionn.runtime.guarantees.measuring import TIMINGS_MIN, measure
 from aionn.runtime.guarantees.reservations import DeviceReservations
-from aionn.runtime.guarantees.stalls import stalls_of_loop
+from aionn.runtime.guarantees.stalls import stalls_of_frames, stalls_of_loop
 from aionn.runtime.guarantees.terms import at_phase
 from aionn.scheduler.admission import SHARE_PPM, StreamTerms
-from aionn.scheduler.bandwidth import NO_STALLS, Label
+from aionn.scheduler.bandwidth import Label
 from aionn.scheduler.reservations.windows import PhasedServer
 from aionn.service.client.reservations import ServedReservation
 
@@ -120,6 +121,7 @@ class StreamGuarantee:
         warm_up: Executes once, in a buffer of the burst.
         check: Raises ``InvalidArgument`` where the burst has too few buffers for terms.
         chooses_phase: Whether the phase of the terms is replaced by one that fits.
+        threads: Gives the threads that execute the frames, as far as they are known; another process may execute them later.
 
     Attributes:
         terms: The terms as they are now.
@@ -141,6 +143,7 @@ class StreamGuarantee:
         warm_up: Callable[[], Awaitable[Result]],
         check: Callable[[StreamTerms], None],
         chooses_phase: bool = False,
+        threads: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         if reservations.stalls is NO_STALLS:
             reservations.stalls = stalls_of_loop()
@@ -152,6 +155,7 @@ class StreamGuarantee:
         self._warm_up = warm_up
         self._check = check
         self._chooses_phase = chooses_phase
+        self._threads = threads
         self._lock = anyio.Lock()
         self._was_asked = False
         self._is_over = False
@@ -212,7 +216,7 @@ class StreamGuarantee:
             measured = await self._measured()
             self._check_open()
             try:
-                self.held = await self._admitted(self.terms, measured)
+                self._hold(await self._admitted(self.terms, measured))
             except NotAdmitted as e:
                 if not self._is_best:
                     raise
@@ -233,7 +237,7 @@ class StreamGuarantee:
             measured = await self._measured()
             self._check_open()
             if self.held is None:
-                self.held = await self._admitted(terms, measured)
+                self._hold(await self._admitted(terms, measured))
                 self._take_terms(terms)
             elif self._reservations.shared is None:
                 self._change(self.held, terms, measured)
@@ -297,7 +301,11 @@ class StreamGuarantee:
         if found is not old:
             found.server.counts = old.server.counts  # Of the stream, whatever its terms were.
             self._reservations.end(old)
-            self.held = found
+            self._hold(found)
+
+    def _hold(self, found: Held) -> None:
+        found.server.stalls = stalls_of_frames(self._reservations.stalls, self._threads())
+        self.held = found
 
     def _at_phase_of_source(self, old: Held, terms: StreamTerms) -> tuple[StreamTerms, bool]:
         """The terms at the phase that the source has, and whether a phase is to be chosen."""

@@ -24,10 +24,11 @@ from collections.abc import Hashable, Iterator, Set
 from contextlib import contextmanager
 
 from aionn.errors import NotAdmitted
+from aionn.platform.stalls import NO_STALLS, Stalls
 from aionn.runtime.guarantees.arrivals import Held, Measured, described
 from aionn.runtime.guarantees.granted import as_granted, asked_time, with_verdict
 from aionn.scheduler.admission import DAY_NS, SHARE_PPM, SlotCost, StreamTerms
-from aionn.scheduler.bandwidth import NO_STALLS, Label, Stalls
+from aionn.scheduler.bandwidth import Label
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.ledger import RESERVATIONS_MAX, Ledger, ReservableSlot, Reservation
@@ -65,6 +66,7 @@ class DeviceReservations:
         dispatcher: Runs the frames.
         estimates: The timings of models on it.
         shared: The ledger of a served device, where other applications reserve; None for a device of this application alone.
+        delay_ns: See ``ReservableSlot``.
 
     Attributes:
         shared: See above.
@@ -82,6 +84,8 @@ class DeviceReservations:
         dispatcher: Dispatcher,
         estimates: Estimates,
         shared: ServedLedger | None = None,
+        *,
+        delay_ns: int = 0,
     ) -> None:
         self.slot_count = slot_count
         self._slots = range(slot_count)
@@ -92,7 +96,9 @@ class DeviceReservations:
             dispatcher.passes_frames = True
         self._shared_room_ns = DAY_NS
         self._estimates = estimates
-        self._ledger = Ledger([ReservableSlot(f"{name}/{slot}", can_preempt=False) for slot in self._slots])
+        self._ledger = Ledger(
+            [ReservableSlot(f"{name}/{slot}", can_preempt=False, delay_ns=delay_ns) for slot in self._slots]
+        )
         self._held: dict[int, Held] = {}
         self._models: dict[Hashable, str] = {}
         self._counted: dict[str, int] = {}
@@ -202,13 +208,7 @@ class DeviceReservations:
             self._give_back(old)
             self._take(old, granted)
         old.reservation = with_verdict(reservation, granted)
-        old.server.change(
-            period_ns=terms.period_ns,
-            deadline_ns=terms.deadline_ns,
-            jitter_ns=terms.jitter_ns,
-            duration_ns=reservation.cost.duration_ns,
-            piece_ns=reservation.cost.piece_ns,
-        )
+        reservation.change_server(old.server)
         self._changed()
         return old
 

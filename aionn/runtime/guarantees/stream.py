@@ -180,7 +180,8 @@ class GuaranteedStream(Stream[_T]):
         label = None if arrival is None else arrival.label(now_ns())
         if label is None:
             return result
-        if label is Label.OVERRAN:
+        assert arrival is not None, "it has the label"
+        if arrival.has_overrun:
             self._guarantee.overran()
         return msgspec.structs.replace(result, label=label.value)
 

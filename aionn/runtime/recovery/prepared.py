@@ -418,6 +418,11 @@ class RecoveringBurst(BurstByLaunch, BurstDefaults):
         assert self._current is not None, "opened before it is given out"
         return self._current
 
+    @property
+    def thread_id(self) -> int | None:
+        """See ``Burst``."""
+        return self.current.thread_id
+
     def launch(
         self,
         request: Request,

@@ -5,12 +5,15 @@ Owns the words between both: the driver in between passes nothing on.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from contextvars import ContextVar
 
 from aionn.hal.callers import FrameReport
+from aionn.platform.stalls import Stalls, ThreadStalls, ThreadTimes, times_of_this_thread
 from aionn.scheduler.bandwidth import BandwidthServer, Frame, Label
 
-__all__ = ["ReservedCall", "reserved_call"]
+__all__ = ["ExecutingStalls", "ReservedCall", "reserved_call"]
 
 
 class ReservedCall:
@@ -50,3 +53,53 @@ class ReservedCall:
 
 reserved_call: ContextVar[ReservedCall | None] = ContextVar("reserved_call", default=None)
 """The frame that the execution is which is about to enter the queue of the device; None for best effort."""
+
+
+class _Own(threading.local):
+    """By thread, its stalls; None before its first frame."""
+
+    stalls: ThreadStalls | None = None
+
+
+class ExecutingStalls:
+    """The stalls of the threads that execute the frames of a reservation, each of which asks about itself, while it executes one;
+    and those of the processors. To be asked under the lock of the device's queue.
+
+    Args:
+        number: The number of the reservation.
+        processors: The stalls of the processors.
+        times: Gives the counters of the calling thread.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        processors: Stalls,
+        times: Callable[[], ThreadTimes | None] = times_of_this_thread,
+    ) -> None:
+        self._number = number
+        self._processors = processors
+        self._times = times
+        self._own = _Own()
+
+    def look(self, now_ns: int) -> None:
+        """See ``Stalls.look``."""
+        self._processors.look(now_ns)
+        stalls = self._of_this_thread()
+        if stalls is not None:
+            stalls.look(now_ns)
+
+    def since(self, then_ns: int, now_ns: int) -> int:
+        """See ``Stalls.since``. A thread that executes no frame of the reservation is not counted: the frame waits for it."""
+        stolen_ns = self._processors.since(then_ns, now_ns)
+        stalls = self._of_this_thread()
+        return stolen_ns if stalls is None else max(stolen_ns, stalls.since(then_ns, now_ns))
+
+    def _of_this_thread(self) -> ThreadStalls | None:
+        call = reserved_call.get()
+        if call is None or call.server.number != self._number:
+            return None
+        if self._own.stalls is None:
+            # It has a processor whenever it asks.
+            self._own.stalls = ThreadStalls(self._times, lambda: False)
+        return self._own.stalls

@@ -234,6 +234,11 @@ class Connection:
         finally:
             await self._end()
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has started the driver process."""
+        return not isinstance(self.peer, ServedSocket)
+
     def is_quiet(self) -> bool:
         """Whether nothing is under way: no call, no launched execution, and no open burst, in which there may be one any time."""
         return not (self.channel.pending_count or self._callbacks or self.bursts)

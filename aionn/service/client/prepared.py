@@ -263,7 +263,8 @@ class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
                 )
             except OSError as e:
                 raise ResourceExhausted(f"burst: no descriptor for its queues: {e.strerror}") from e
-            handle = (await self._channel.call(body, ConfigureBurstReply)).burst
+            reply = await self._channel.call(body, ConfigureBurstReply)
+            handle = reply.burst
             if handle in self.connection.bursts:
                 # Otherwise one of both would miss the process's end.
                 raise GeneralFailure(f"burst: the driver process gave the number {handle} to two bursts")
@@ -271,10 +272,17 @@ class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
             requests.close()
             results.close()
             raise
-        return self._burst(handle, requests, results, 1000 * controller_polling_us)
+        # The process of a served device may number its threads otherwise.
+        thread_id = reply.thread if self.connection.is_own and reply.thread > 0 else None
+        return self._burst(handle, requests, results, 1000 * controller_polling_us, thread_id)
 
     def _burst(
-        self, handle: int, requests: fmq.MessageQueue, results: fmq.MessageQueue, polling_ns: int
+        self,
+        handle: int,
+        requests: fmq.MessageQueue,
+        results: fmq.MessageQueue,
+        polling_ns: int,
+        thread_id: int | None,
     ) -> BurstController:
         channel, bursts = self._channel, self.connection.bursts
 
@@ -297,6 +305,7 @@ class RemotePreparedModel(PreparedModelByLaunch, PreparedModelDefaults):
             is_hanging=lambda: _unanswered.get(channel, 0) >= UNANSWERED_MAX,
             model=self,
             polling_ns=polling_ns,
+            thread_id=thread_id,
         )
         owned = _Owned(controller, channel, EndBurst(handle))
         bursts[handle] = controller

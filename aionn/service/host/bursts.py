@@ -33,7 +33,13 @@ from aionn.service.host.metrics import HostFigures
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.peers import Peer
-from aionn.service.wire.protocol import BurstEnded, ConfigureBurst, GetMemories, GetMemoriesReply
+from aionn.service.wire.protocol import (
+    BurstEnded,
+    ConfigureBurst,
+    ConfigureBurstReply,
+    GetMemories,
+    GetMemoriesReply,
+)
 from aionn.service.wire.quotas import Account
 from aionn.service.wire.sizes import shortened
 from fences import SyncFence
@@ -139,8 +145,8 @@ class Bursts:
 
     def configure(
         self, body: ConfigureBurst, prepared: PreparedModel, priority: Priority, channel: Channel
-    ) -> int:
-        """Starts a burst; returns its handle.
+    ) -> ConfigureBurstReply:
+        """Starts a burst; returns its handle and its thread.
 
         Args:
             body: The client's message.
@@ -177,7 +183,7 @@ class Bursts:
         self._bursts[handle] = _Burst(body.prepared, server, stopped, queue_bytes, descriptors)
         if self._why_draining is not None:
             server.drain(self._why_draining)
-        return handle
+        return ConfigureBurstReply(handle, server.thread_id)
 
     def _start(
         self, body: ConfigureBurst, prepared: PreparedModel, priority: Priority, channel: Channel

@@ -374,11 +374,16 @@ async def listen(
 
 def _ledger_of(device: Device, limits: ClientLimits, tasks: anyio.abc.TaskGroup) -> ServedReservations:
     """The reservations of all clients. A process that serves one application does not import the test of admission."""
+    from aionn.realtime.delay import reserved_delay_ns
     from aionn.service.host.reservations import ServedReservations
 
     info = device.info
     ledger = ServedReservations(
-        info.name, info.slots, share=limits.reserved_share, user_share=limits.reserved_share_per_user
+        info.name,
+        info.slots,
+        share=limits.reserved_share,
+        user_share=limits.reserved_share_per_user,
+        delay_ns=reserved_delay_ns(),
     )
     tasks.start_soon(ledger.notify)
     return ledger

@@ -43,10 +43,11 @@ from aionn.errors import (
 )
 from aionn.hal import TIME_MAX_NS
 from aionn.hal.callers import Connection, FrameReport
+from aionn.platform.stalls import stalls_of_processors
 from aionn.scheduler.admission import DAY_NS, SHARE_PPM
 from aionn.scheduler.bandwidth import BandwidthServer
 from aionn.scheduler.ledger import Ledger, ReservableSlot, Reservation
-from aionn.scheduler.reservations.calls import ReservedCall, reserved_call
+from aionn.scheduler.reservations.calls import ExecutingStalls, ReservedCall, reserved_call
 from aionn.scheduler.reservations.windows import PhasedServer
 from aionn.scheduler.worker_turns import WorkerTurns
 from aionn.service.host.accepted import ENDING
@@ -102,6 +103,7 @@ class ServedReservations:
         slot_count: The number of its slots.
         share: The share of the time of all slots that one process may hold, above 0 and at most 1.
         user_share: The same for all processes of one user together.
+        delay_ns: See ``ReservableSlot``.
         now: The clock.
     """
 
@@ -112,12 +114,17 @@ class ServedReservations:
         *,
         share: float,
         user_share: float = 1.0,
+        delay_ns: int = 0,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        slots = [ReservableSlot(f"{name}/{slot}", can_preempt=False) for slot in range(slot_count)]
+        slots = [
+            ReservableSlot(f"{name}/{slot}", can_preempt=False, delay_ns=delay_ns)
+            for slot in range(slot_count)
+        ]
         quotas = [int(each * SHARE_PPM) * slot_count for each in (share, user_share)]
         self._ledger = Ledger(slots, quota_ppm=quotas[0], user_quota_ppm=quotas[1])
         self._slots = range(slot_count)
+        self._stolen = stalls_of_processors()
         self._now = now
         self._lock = threading.Lock()  # Held during a decision; the loop never waits for it.
         self._client_count = 0
@@ -543,20 +550,15 @@ class ClientReservations:
         own = self._last + 1
         self._numbers[own] = found.number
         self._own_numbers[found.number] = own
-        self._enforced[own] = _Enforced(found.server(), found.admitted_ns)
+        server = found.server()
+        server.stalls = ExecutingStalls(server.number, self._shared._stolen)
+        self._enforced[own] = _Enforced(server, found.admitted_ns)
         self._last = own
         return own
 
     def changed(self, own: int, found: Reservation) -> None:
         """A reservation has terms that demand no more."""
-        terms, cost = found.terms, found.cost
-        self._enforced[own].server.change(
-            period_ns=terms.period_ns,
-            deadline_ns=terms.deadline_ns,
-            jitter_ns=terms.jitter_ns,
-            duration_ns=cost.duration_ns,
-            piece_ns=cost.piece_ns,
-        )
+        found.change_server(self._enforced[own].server)
 
     def moved(self, own: int, phase_ns: int) -> None:
         """A reservation has another phase."""

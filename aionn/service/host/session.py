@@ -58,7 +58,6 @@ from aionn.service.wire.protocol import (
     AllocateReply,
     CallBody,
     ConfigureBurst,
-    ConfigureBurstReply,
     CopyFrom,
     CopyTo,
     Done,
@@ -216,7 +215,7 @@ class Session:
                 return await self._handle_buffer(body)
             case ConfigureBurst():
                 owned = _find(self._prepared, body.prepared, "prepared model")
-                return ConfigureBurstReply(self.bursts.configure(body, owned.model, owned.priority, channel))
+                return self.bursts.configure(body, owned.model, owned.priority, channel)
             case ForgetMemory():
                 self._memories.forget(body.identifier)
                 return Done()

@@ -271,9 +271,10 @@ class ConfigureBurst(msgspec.Struct, frozen=True, tag=True):
 
 
 class ConfigureBurstReply(msgspec.Struct, frozen=True, tag=True):
-    """The burst's handle."""
+    """The burst's handle, and the thread that executes its requests, by its number in the kernel; 0 where it is not known."""
 
     burst: int
+    thread: int = 0
 
 
 class FreeMemorySlot(msgspec.Struct, frozen=True, tag=True):

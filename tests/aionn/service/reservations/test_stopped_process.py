@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import aionn
+from aionn.platform.stalls import NO_STALLS
 from aionn.runtime.guarantees.arrivals import FrameArrival, Measured
 from aionn.runtime.guarantees.guarantee import StreamGuarantee
-from aionn.scheduler.bandwidth import NO_STALLS
 from tests.aionn.service.reservations.served_process import LIMIT_S, begun, serving, until_served
 from tests.support.mortal_driver import doubled_model
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aionn
-from aionn.scheduler.bandwidth import NO_STALLS
+from aionn.platform.stalls import NO_STALLS
 from aionn.service.host.admission import ClientLimits
 from aionn.service.host.process import listen
 from aionn.testing.models import identity
