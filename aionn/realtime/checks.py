@@ -423,8 +423,8 @@ def numbers_in(text: str) -> set[int]:
 
 
 UNPREEMPTED_MS = 20.0
-"""Measured beside ``stress-ng --cpu 8 --io 2 --vm 2`` on Linux 6.18 with PREEMPT_NONE: a thread under SCHED_RR that only sleeps woke up to
-20.8 ms late."""
+"""Measured beside ``stress-ng --cpu 8 --io 2 --vm 2`` on Linux 6.18 with PREEMPT_NONE: a thread under SCHED_RR that only sleeps
+woke up to 20.8 ms late."""
 
 
 def check_preemption(machine: Machine) -> Finding:

@@ -359,7 +359,7 @@ class Slot(OnnxSlot):
             started_ns = time.monotonic_ns()
             if self.is_brief and not self._is_stopped:
                 # Not by the method of the package's own class, which takes longer: it converts inputs and lists outputs.
-                super(ov.InferRequest, request).infer({}, True, False)
+                cast("Any", super(ov.InferRequest, request)).infer({}, True, False)
             else:
                 request.start_async()
                 # A stop that came before the start has stopped nothing.

@@ -406,6 +406,7 @@ class RecoveringBurst(BurstByLaunch, BurstDefaults):
     def replace(self, burst: Burst) -> None:
         """Uses another burst of the driver from now on."""
         before, self._current = self._current, burst
+        self.thread_id = burst.thread_id
         background = self._owner.background
         if before is not None:
             background.close_soon(functools.partial(_closed, before.aclose))
@@ -417,11 +418,6 @@ class RecoveringBurst(BurstByLaunch, BurstDefaults):
         """The driver's burst of the moment."""
         assert self._current is not None, "opened before it is given out"
         return self._current
-
-    @property
-    def thread_id(self) -> int | None:
-        """See ``Burst``."""
-        return self.current.thread_id
 
     def launch(
         self,
