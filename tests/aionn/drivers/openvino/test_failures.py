@@ -1,10 +1,11 @@
-"""Models for which OpenVINO has no memory or which it cannot copy, and threads that ask for its core concurrently.
+"""Models for which OpenVINO has no memory or which it cannot copy, damaged ones, and threads that ask for its core concurrently.
 
 The texts are those of OpenVINO's plugins for GPUs and NPUs, and of the C++ library.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from aionn.drivers.openvino import engine
 
 ov = pytest.importorskip("openvino")
 
+DAMAGED_COUNT = 40
 WAIT_S = 20.0
 TOGETHER_S = 0.2
 """How long one thread waits for another one that must not come."""
@@ -133,6 +135,27 @@ async def test_model_that_cannot_be_copied_is_compiled_for_each_slot(
                 await one.execute_synchronously(request)
                 assert set(small.output(request).tolist()) == {2.0}
             await one.aclose()
+
+
+def test_compiled_model_of_another_version_or_damaged_ends_nothing_but_itself() -> None:
+    # The digests of the cache keep these away; a client of a served device could still write the digests of its own files.
+    device, drawn = OpenvinoDevice(), random.Random(6)
+    lowered = device.lower(sines())
+    properties = device._properties(False, Priority.MEDIUM)
+    blob = engine._exported(engine._compiled(lowered.file, "CPU", properties))
+    for wrong in (blob.replace(b"ov=20", b"ov=19"), b"", bytes(100), blob[:50], blob[: len(blob) // 2]):
+        with pytest.raises(Unsupported, match="OpenVINO rejects it"):
+            engine.loaded_model(wrong, "blob", device.description, properties)
+    refused = 0
+    for _ in range(DAMAGED_COUNT):
+        place = drawn.randrange(len(blob))
+        try:
+            engine.loaded_model(
+                blob[:place] + drawn.randbytes(4) + blob[place + 4 :], "blob", device.description, properties
+            )
+        except (Unsupported, GeneralFailure, ResourceExhausted):
+            refused += 1
+    assert refused > DAMAGED_COUNT / 2
 
 
 def test_threads_that_come_together_get_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
