@@ -329,6 +329,8 @@ class Slot(OnnxSlot):
         except _FAILURES as e:
             raise _failure("prepare_model", e) from e
         self._wait = engine_call(self._request.wait)
+        # The package's own class has an ``infer`` that takes longer: it converts inputs and lists outputs.
+        self._plain: Any = super(ov.InferRequest, self._request)
         # With real time a LOW job has its class in ``wait``, where its thread does not hold the interpreter's lock.
         self._may_infer = current() is None
         self._dtypes = [np.dtype(argument.dtype) for argument in self.arguments]
@@ -358,8 +360,7 @@ class Slot(OnnxSlot):
                 self._use(arguments)
             started_ns = time.monotonic_ns()
             if self.is_brief and not self._is_stopped:
-                # Not by the method of the package's own class, which takes longer: it converts inputs and lists outputs.
-                cast("Any", super(ov.InferRequest, request)).infer({}, True, False)
+                self._plain.infer({}, True, False)
             else:
                 request.start_async()
                 # A stop that came before the start has stopped nothing.
