@@ -106,7 +106,7 @@ async def test_a_drained_process_ends_in_order_and_is_not_started_again(tmp_path
             await process.address()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.forked("any")
 @pytest.mark.parametrize("victim", ["device", pytest.param("keeper", marks=pytest.mark.long)])
 async def test_the_command_serves_is_killed_serves_again_and_ends_with_its_keeper(victim: str) -> None:

@@ -24,7 +24,7 @@ async def frames(count: int, period_s: float) -> AsyncIterator[np.ndarray[Any, A
         await anyio.sleep(period_s)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_a_killed_node_moves_its_streams(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_drained_device_gets_nothing_until_it_is_restored() -> None:
     assert ask(places, "latest") == "a"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_each_stream_has_a_place_on_a_device_that_is_up_or_an_answer(seed: int) -> None:
     rng = random.Random(seed)
