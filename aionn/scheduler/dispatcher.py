@@ -46,6 +46,7 @@ from aionn.scheduler.job import (
     error_of,
     job_text,
     new_task_job,
+    unplanned_job,
 )
 from aionn.scheduler.planned_queue import WAITING_MAX, PlannedQueue
 from aionn.scheduler.planning_policy import PlanPolicy, start_immediately
@@ -160,8 +161,7 @@ class Dispatcher:
             raise InvalidArgument(f"scheduler: expected a Priority, got {priority!r}")
         if deadline_ns is not None:
             check_deadline_ns(deadline_ns, where="scheduler")
-        if self._unplanned is not None:
-            self._plan_unplanned()
+        self._plan_unplanned()
         now_ns = self._now()
         expected_ns = least_ns = 1
         if model is not None:
@@ -201,24 +201,28 @@ class Dispatcher:
         return job
 
     def pass_through(
-        self, again: TaskJob | None, priority: Priority, model: Hashable, declared_ns: int | None
+        self,
+        again: TaskJob | None,
+        priority: Priority,
+        deadline_ns: int | None,
+        model: Hashable,
+        declared_ns: int | None,
     ) -> TaskJob | None:
-        """As ``enter``, for a job without a deadline on an idle device: no policy could decide otherwise, so that none is asked
-        unless another job comes while it runs. Returns None where there is more to decide.
-
-        Args:
-            again: The job that this call has returned before for the same model, which serves again if no policy has seen it.
+        """As ``enter``, for a job that an idle device ends in time: no policy could decide otherwise, so that none is asked unless
+        another job comes while it runs. Returns None where there is more to decide. ``again``, the job that this call has returned
+        before for the same model, serves again if no policy has seen it.
         """
         slot = self._slots[0]
         if self._jobs or slot.job is not None or self._start_immediately is not start_immediately:
             return None
-        now_ns = self._now()
+        now_ns, duration_ns = self._now(), _believed(declared_ns)
+        limit_ns = NEVER_NS if deadline_ns is None else deadline_ns
+        took_ns = 0 if deadline_ns is None else max(self._estimates.durations_ns(model, duration_ns))
+        if now_ns + took_ns > limit_ns:
+            return None
         if again is None or not again.is_unplanned or again.priority is not priority:
-            again = new_task_job(next(self._numbers), priority, None, now_ns, model, 1, 1)
-            again.is_unplanned = again.is_launched = True
-            again.durations_ns = (_believed(declared_ns),)
-            again.state = JobState.RUNNING
-        again.started_ns = now_ns
+            again = unplanned_job(next(self._numbers), priority, model)
+        again.durations_ns, again.deadline_ns, again.started_ns = (duration_ns,), limit_ns, now_ns
         slot.job = self._unplanned = again
         return again
 
@@ -350,16 +354,15 @@ class Dispatcher:
             InvalidArgument: It has no slot, or gave it back already.
         """
         now_ns = self._now()
-        first = self._slots[0]
         if job is self._unplanned:
-            first.job = self._unplanned = None
+            self._slots[0].job = self._unplanned = None
             self._passed_count += 1
             if outcome == "ended":
                 self._estimates.observe(job.model, max(0, now_ns - job.started_ns))
             else:
                 self._learn(job, now_ns, outcome)
             return now_ns
-        slot = first if first.job is job else self._slot_of(job)
+        slot = self._slot_of(job)
         if slot is not None:
             self._learn(job, now_ns, outcome)
             slot.job = None

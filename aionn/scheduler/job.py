@@ -39,6 +39,7 @@ __all__ = [
     "error_of",
     "job_text",
     "new_task_job",
+    "unplanned_job",
 ]
 
 NEVER_NS = TIME_MAX_NS
@@ -212,6 +213,7 @@ class TaskJob(Job):
         """Makes one that runs unplanned a job that a policy can compare with others."""
         self.is_unplanned = False
         self.arrival_ns = arrival_ns
+        self.sort_into(self.rank, self.deadline_ns)
         self.durations_ns = (expected_ns,)
         self.least_ns = None if least_ns == expected_ns else (least_ns,)
         self.shortest_ns = least_ns
@@ -241,6 +243,14 @@ def new_task_job(
     job.event = job.reason = None
     job.started_ns = 0
     job.has_preempted = job.is_launched = job.was_preempted = job.is_unplanned = False
+    return job
+
+
+def unplanned_job(number: int, priority: Priority, model: Hashable) -> TaskJob:
+    """A job that passes through an idle device: its times and durations are set when it does."""
+    job = new_task_job(number, priority, None, 0, model, 1, 1)
+    job.is_unplanned = job.is_launched = True
+    job.state = JobState.RUNNING
     return job
 
 

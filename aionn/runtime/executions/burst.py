@@ -248,7 +248,7 @@ class Burst(InThisProcess):
         buffer.users += 1
         work = passed_through(buffer, deadline_ns, priority, measure)
         if work is not None:
-            return buffer.steps[0].run_directly(work, priority, copy=copy)
+            return buffer.steps[0].run_directly(work, priority, deadline_ns, copy=copy)
         return run_job(job_of(buffer, deadline_ns, priority, measure, copy))
 
     async def execute(
@@ -287,7 +287,7 @@ class Burst(InThisProcess):
             pool.leave(buffer)
             raise
         if work is not None:
-            return await buffer.steps[0].run_directly(work, rank, copy=True)
+            return await buffer.steps[0].run_directly(work, rank, deadline, copy=True)
         assert job is not None, "made where it did not pass through"
         if asked_ns:
             job.asked_ns = asked_ns

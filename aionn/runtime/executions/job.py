@@ -405,7 +405,8 @@ async def run_direct(job: ExecutionJob, launch: Launch | None, work: TaskJob, er
     try:
         if launch is not None:
             _leave_to_device(job, launch, dispatcher, work)
-            ask_to_stop(launch)
+            if not isinstance(error, MissedDeadline):
+                ask_to_stop(launch)
         else:
             _release(job, dispatcher, work, outcome_of_end(error))
         if not isinstance(error, Exception) and (is_cancelled() or not isinstance(error, Cancelled)):

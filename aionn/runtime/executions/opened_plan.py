@@ -20,8 +20,10 @@ from aionn.hal import (
     BurstDefaults,
     ExecutionResult,
     Launch,
+    LaunchBase,
     Priority,
     check_abilities,
+    check_launch,
     dimensions_are_known,
 )
 from aionn.hal.callers import frame_of_launch
@@ -30,7 +32,7 @@ from aionn.platform.loops import finish_all
 from aionn.platform.real_work import real_work
 from aionn.realtime import PageLocks
 from aionn.runtime.executions.job import ExecutionJob, JobOwner, ended, outcome_of_end, run_direct, run_job
-from aionn.runtime.executions.results import Result
+from aionn.runtime.executions.results import ExecutionState, Result
 from aionn.runtime.executions.slot_pool import FrameBuffer, SlotPool, nothing
 from aionn.runtime.executions.stepping import (
     Conditions,
@@ -90,35 +92,42 @@ class _StepInBurst(Step):
     def is_closed(self) -> bool:
         return any(burst.is_closed for burst in self._bursts)
 
-    def pass_through(self, rank: Priority) -> TaskJob | None:
+    def pass_through(self, rank: Priority, deadline_ns: int | None) -> TaskJob | None:
         own = self._own
         if self._needs_job or own is None or not own.is_direct:
             return None
         if is_tracing() or _logger.isEnabledFor(logging.DEBUG):
             return None
         work = self.dispatcher.pass_through(
-            self._work, rank, self.key, self.prepared_step.prepared.expected_duration_ns
+            self._work, rank, deadline_ns, self.key, self.prepared_step.prepared.expected_duration_ns
         )
         if work is not None:
             self._work = work
         return work
 
-    async def run_directly(self, work: TaskJob, rank: Priority, *, copy: bool) -> Result:
+    async def run_directly(
+        self, work: TaskJob, rank: Priority, deadline_ns: int | None, *, copy: bool
+    ) -> Result:
         burst, buffer, started_ns = self._own, self._buffer, work.started_ns
         assert burst is not None, "it has passed through"
         burst.is_taken = True
         try:
-            result = await burst.hal.execute_synchronously(self._request, buffer.identifiers)
+            if deadline_ns is None:
+                result = await burst.hal.execute_synchronously(self._request, buffer.identifiers)
+            else:
+                launch = burst.hal.launch(self._request, buffer.identifiers, deadline_ns=deadline_ns)
+                if not isinstance(launch, LaunchBase):
+                    check_launch(launch, "burst")
+                result = await buffer.owner.background.in_time(deadline_ns, launch, _passed)
         except BaseException as e:
-            launch = burst.leave()
-            job = job_of(buffer, None, rank, False, copy)
+            job = job_of(buffer, deadline_ns, rank, False, copy)
             job.asked_ns = started_ns
-            return await run_direct(job, launch, work, e)
+            return await run_direct(job, burst.leave(), work, e)
         burst.is_taken = False
         is_known = result is buffer.checked[0]
         landed_ns = self.dispatcher.release(work, outcome="ended" if is_known else outcome_of_end(result))
         if not is_known:
-            job = job_of(buffer, None, rank, False, copy)
+            job = job_of(buffer, deadline_ns, rank, False, copy)
             job.asked_ns, job.landed_ns = started_ns, landed_ns
             job.launched = ended(result)
             return await run_job(job)
@@ -259,11 +268,16 @@ class OpenedPlan:
                 ended()
 
 
+def _passed() -> str:
+    """The message for a deadline that passes during a direct execution."""
+    return f"execution: the deadline passed while {ExecutionState.RUNNING.value}"
+
+
 def passed_through(
     buffer: FrameBuffer, deadline_ns: int | None, priority: Priority, measure: bool
 ) -> TaskJob | None:
     """The slot of a direct execution of what is in a buffer, for ``Step.run_directly``; None where it takes a job."""
-    return None if measure or deadline_ns is not None else buffer.steps[0].pass_through(priority)
+    return None if measure else buffer.steps[0].pass_through(priority, deadline_ns)
 
 
 def job_of(

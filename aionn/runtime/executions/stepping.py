@@ -256,12 +256,14 @@ class Step:
         """Whether the application has closed a burst through which it is launched."""
         return False
 
-    def pass_through(self, rank: Priority) -> TaskJob | None:
-        """Takes a slot for a direct execution, by ``run_directly``: without a deadline, and without a job of the runtime until it
-        needs one. None where there is more to decide."""
+    def pass_through(self, rank: Priority, deadline_ns: int | None) -> TaskJob | None:
+        """Takes a slot for a direct execution, by ``run_directly``, which has no job of the runtime until it needs one. None where
+        there is more to decide."""
         return None
 
-    async def run_directly(self, work: TaskJob, rank: Priority, *, copy: bool) -> Result:
+    async def run_directly(
+        self, work: TaskJob, rank: Priority, deadline_ns: int | None, *, copy: bool
+    ) -> Result:
         """Executes in the slot that ``pass_through`` took. Raises and is cancelled as ``run_job``."""
         raise AssertionError("pass_through has taken no slot")
 

@@ -36,7 +36,7 @@ def dispatcher(clock: Clock) -> Dispatcher:
 
 
 def passed(dispatcher: Dispatcher, again: TaskJob | None = None, priority: Priority = MEDIUM) -> TaskJob:
-    job = dispatcher.pass_through(again, priority, MODEL, None)
+    job = dispatcher.pass_through(again, priority, None, MODEL, None)
     assert job is not None
     return job
 
@@ -93,10 +93,10 @@ async def test_others_wait_for_it(clock: Clock) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(dispatcher.wait, other)
         await anyio.wait_all_tasks_blocked()
-        assert dispatcher.pass_through(None, HIGH, MODEL, None) is None, "another waits"
+        assert dispatcher.pass_through(None, HIGH, None, MODEL, None) is None, "another waits"
         dispatcher.release(job)
     assert other.state is JobState.RUNNING
-    assert dispatcher.pass_through(None, HIGH, MODEL, None) is None, "the slot is held"
+    assert dispatcher.pass_through(None, HIGH, None, MODEL, None) is None, "the slot is held"
     dispatcher.release(other)
     with pytest.raises(InvalidArgument, match="not held"):
         dispatcher.release(job)
@@ -106,14 +106,14 @@ def test_none_passes_while_time_is_reserved(dispatcher: Dispatcher) -> None:
     job = passed(dispatcher)
     dispatcher.limit_best_effort(10**6)
     dispatcher.release(job)
-    assert dispatcher.pass_through(job, MEDIUM, MODEL, None) is None
+    assert dispatcher.pass_through(job, MEDIUM, None, MODEL, None) is None
     dispatcher.limit_best_effort(None)
     dispatcher.release(passed(dispatcher, job))
 
 
 def test_none_passes_where_a_slot_is_kept_from_low_jobs(clock: Clock) -> None:
     dispatcher = Dispatcher(2, now=clock, keeps_slot=True)
-    assert dispatcher.pass_through(None, LOW, MODEL, None) is None
+    assert dispatcher.pass_through(None, LOW, None, MODEL, None) is None
 
 
 def test_one_that_is_cancelled_leaves_the_slot(dispatcher: Dispatcher) -> None:
@@ -121,3 +121,19 @@ def test_one_that_is_cancelled_leaves_the_slot(dispatcher: Dispatcher) -> None:
     dispatcher.leave(job)
     assert dispatcher.busy_count == 0
     dispatcher.release(passed(dispatcher))
+
+
+def test_one_with_a_deadline_passes_where_an_idle_device_ends_it_in_time(
+    dispatcher: Dispatcher, clock: Clock
+) -> None:
+    job = dispatcher.pass_through(None, MEDIUM, clock.now + 300, MODEL, 200)
+    assert job is not None
+    clock.now += 400
+    dispatcher.release(job, outcome="late")
+    assert dispatcher.pass_through(job, MEDIUM, clock.now + 300, MODEL, 200) is None, (
+        "it takes 400 ns at least"
+    )
+    assert dispatcher.pass_through(job, MEDIUM, clock.now + 10**6, MODEL, 200) is job
+    assert job.deadline_ns == clock.now + 10**6
+    urgent = dispatcher.enter(priority=MEDIUM, deadline_ns=clock.now + 300, model="another")
+    assert urgent.state is JobState.RUNNING and job.urgent_ns == job.deadline_ns, "it would be late otherwise"
