@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 
 import aionn
 from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice
-from aionn.hal import qos
+from aionn.hal import Model, OperandType, OperationType, qos
+from aionn.models.builder import GraphBuilder
+from aionn.runtime.executions import burst as burst_module
+from aionn.runtime.executions import opened_plan
+from aionn.runtime.executions.job import ExecutionJob
+from aionn.runtime.executions.opened_plan import job_of
 
 ONE = np.ones(1, np.float32)
 LIMIT_S = 30.0
+
+
+def doubling_model() -> Model:
+    g = GraphBuilder()
+    x = g.input(OperandType.TENSOR_FLOAT32, (1,))
+    return g.build([g.result(OperationType.ADD, [x, x, 0], x)])
 
 
 @pytest.fixture
@@ -37,6 +52,107 @@ async def execute(
         return
     async with net.burst(slots=1) as burst:
         yield lambda value: burst.execute([value])
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The arguments of each job that a burst makes."""
+    made: list[object] = []
+
+    def counted(*arguments: Any) -> ExecutionJob:
+        made.append(arguments)
+        return job_of(*arguments)
+
+    for module in (burst_module, opened_plan):
+        monkeypatch.setattr(module, "job_of", counted)
+    return made
+
+
+@pytest.fixture(params=["in process", "driver process"])
+async def doubling(request: pytest.FixtureRequest) -> AsyncIterator[aionn.Burst]:
+    devices = [ReferenceDevice("reference")] if request.param == "in process" else None
+    drivers = [] if devices else ["reference"]
+    async with aionn.open(drivers=drivers, devices=devices or []) as opened:
+        net = await opened.compile(doubling_model(), devices="reference")
+        async with net.burst(slots=2) as burst:
+            yield burst
+
+
+async def test_executions_on_an_idle_device_make_no_job(
+    doubling: aionn.Burst, jobs: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        await doubling.execute([ONE])
+    jobs.clear()
+    for deadline in (None, aionn.after(60), None):
+        result = await doubling.execute([3 * ONE], deadline=deadline)
+        assert result.outputs[0].tolist() == [6.0] and result.total_ns > 0 and not result.fallback
+    assert jobs == []
+    await doubling.execute([ONE], measure=True)
+    with caplog.at_level(logging.DEBUG, logger="aionn.execution"):
+        await doubling.execute([ONE])
+    assert len(jobs) == 2, "what is measured or logged needs one"
+
+
+async def test_executions_beside_a_direct_one_all_give_their_results(doubling: aionn.Burst) -> None:
+    async with anyio.create_task_group() as tasks:
+        results: list[float] = []
+
+        async def one(value: float, priority: aionn.Priority) -> None:
+            result = await doubling.execute([value * ONE], priority=priority)
+            results.append(float(result.outputs[0][0]))
+
+        for value, priority in ((1.0, "low"), (2.0, "high"), (3.0, "medium")):
+            tasks.start_soon(one, value, aionn.Priority[priority.upper()])
+    assert sorted(results) == [2.0, 4.0, 6.0]
+
+
+async def test_driver_that_dies_ends_a_direct_execution_and_leaves_the_burst_free(
+    jobs: list[object],
+) -> None:
+    async with aionn.open(drivers=["reference"]) as opened:
+        net = await opened.compile(endless_model(), devices="reference")
+        async with net.burst(slots=1) as burst:
+            for _ in range(3):
+                await burst.execute([-ONE])
+            jobs.clear()
+            (device,) = (each for each in opened.devices if each.pid)
+            async with anyio.create_task_group() as tasks:
+
+                async def run() -> None:
+                    with pytest.raises(aionn.DeadObject):
+                        await burst.execute([ONE])
+
+                tasks.start_soon(run)
+                while not device.dispatcher.busy_count:
+                    await anyio.lowlevel.checkpoint()
+                assert jobs == []
+                assert device.pid is not None
+                os.kill(device.pid, signal.SIGKILL)
+            assert len(jobs) == 1 and device.dispatcher.busy_count == 0
+            assert burst.statistics().free == 1
+
+
+async def test_deadline_ends_a_direct_execution_though_the_device_continues(
+    runtime: aionn.Runtime, jobs: list[object]
+) -> None:
+    net = await runtime.compile(endless_model())
+    (device,) = runtime.devices
+    async with net.burst(slots=2) as burst:
+        for _ in range(3):
+            await burst.execute([-ONE])
+        jobs.clear()
+        with (
+            anyio.fail_after(LIMIT_S),
+            pytest.raises(aionn.MissedDeadline, match="deadline passed"),
+        ):
+            await burst.execute([ONE], deadline=aionn.after(0.05))
+        assert len(jobs) == 1
+        with anyio.fail_after(LIMIT_S):
+            while device.dispatcher.busy_count:
+                await anyio.sleep(0.001)
+            assert (await burst.execute([-ONE])).outputs[0] == -1
+        assert burst.statistics().free == 2
 
 
 async def test_no_task_is_made(execute: Callable[[object], Awaitable[aionn.Result]]) -> None:
