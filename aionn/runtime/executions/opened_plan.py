@@ -76,10 +76,12 @@ class _StepInBurst(Step):
         super().__init__(step, key=key, fallback=plan.fallback_step(index), name=plan.step_name(index))
         self._index = index
         self._buffer = buffer
-        # Executions of several steps need one, and so do those that are counted or reported, and of which nothing is learnt.
+        # Executions of several or interpreted steps need one, and so do those that are counted or reported, and of which nothing is
+        # learnt.
         owner = buffer.owner
         is_watched = owner.figures is not None or owner.report is not None
-        self._needs_job = len(plan.steps) != 1 or key is None or is_watched
+        is_launched = len(plan.steps) == 1 and isinstance(opened, list)
+        self._needs_job = not is_launched or key is None or is_watched
         self._work: TaskJob | None = None
         # Nothing changes from frame to frame but the values, so the request is made once.
         self._request = buffer.area.request(step.inputs, step.outputs)

@@ -275,12 +275,12 @@ async def test_failed_execution_falls_back_where_that_is_allowed(
                 expected = await burst.execute([silence])
                 calls = []
 
-                def fail(*args: Any, **options: Any) -> Any:
+                async def fail(*args: Any, **options: Any) -> Any:
                     calls.append(args)  # noqa: B023 - called in this round alone
                     raise aionn.GeneralFailure("broken")
 
-                right = BurstController.launch
-                monkeypatch.setattr(BurstController, "launch", fail)
+                right = BurstController.execute_synchronously
+                monkeypatch.setattr(BurstController, "execute_synchronously", fail)
                 if allow_fallback:
                     result = await burst.execute([silence])
                     np.testing.assert_allclose(result.outputs[0], expected.outputs[0], atol=1e-5)
@@ -289,7 +289,7 @@ async def test_failed_execution_falls_back_where_that_is_allowed(
                     with pytest.raises(aionn.GeneralFailure, match="broken"):
                         await burst.execute([silence])
                 assert len(calls) == 1, "what was sent is not sent again"
-                monkeypatch.setattr(BurstController, "launch", right)
+                monkeypatch.setattr(BurstController, "execute_synchronously", right)
                 assert (await burst.execute([silence])).fallback == ()
 
 

@@ -301,16 +301,38 @@ async def test_error_of_the_device_comes_at_its_item_and_ends_the_stream(
     options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right, calls = BurstController.launch, 0
+    launch, execute, calls, is_counted = (
+        BurstController.launch,
+        BurstController.execute_synchronously,
+        0,
+        False,
+    )
 
-    def fail(*args: Any, **told: Any) -> Any:
+    def count() -> None:
         nonlocal calls
         calls += 1
         if calls >= 4:
             raise aionn.GeneralFailure("broken")
-        return right(*args, **told)
 
-    monkeypatch.setattr(BurstController, "launch", fail)
+    def failing_launch(*args: Any, **told: Any) -> Any:
+        nonlocal is_counted
+        if not is_counted:
+            count()
+        is_counted = False
+        return launch(*args, **told)
+
+    async def failing_execute(*args: Any, **told: Any) -> Any:
+        nonlocal is_counted
+        count()
+        is_counted = True  # It launches a request for the first time.
+        running = execute(*args, **told)
+        try:
+            return await running
+        finally:
+            is_counted = False
+
+    monkeypatch.setattr(BurstController, "launch", failing_launch)
+    monkeypatch.setattr(BurstController, "execute_synchronously", failing_execute)
     async with net.burst(slots=3) as burst:
         stream = burst.stream(numbers(100), **options)
         seen = []
@@ -339,6 +361,7 @@ async def test_failed_frame_falls_back_where_that_is_allowed(
                 raise aionn.GeneralFailure("broken")
 
             monkeypatch.setattr(BurstController, "launch", fail)
+            monkeypatch.setattr(BurstController, "execute_synchronously", fail)
             stream = burst.stream(source())
             count = 0
             async for result in stream:
