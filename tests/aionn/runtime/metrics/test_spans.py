@@ -199,7 +199,7 @@ def test_frame_without_spans_has_no_event_more() -> None:
 
     run(main, clock=VirtualClock())
     assert traced[-1] == plain[-1] == plain[-2]
-    assert any(file.endswith("executions/job.py") for file in plain[-1])
+    assert any(file.endswith("executions/opened_plan.py") for file in plain[-1])
     assert not [file for file in traced[-1] if file.endswith("metrics/spans.py") or "opentelemetry" in file]
 
 
