@@ -129,11 +129,9 @@ class Burst(Protocol):
     It lives from ``PreparedModel.configure_execution_burst`` until it or its prepared model is closed, and remembers the memories
     that its requests name. A cancelled execution leaves the burst usable: the next one may be asked for immediately, and waits
     for the cancelled one where it has to.
-
-    Attributes:
-        in_flight: Returns the launch of an ``execute_synchronously`` that was cancelled or has failed, if the device has not ended
-            it. None instead of a function: the burst does not know, and a caller that has to know uses ``launch``.
-        thread_id: The kernel's number of the thread that executes its requests, as this process sees it; None: it is not known.
+    ``in_flight`` returns the launch of an ``execute_synchronously`` that was cancelled or has failed, if the device has not ended
+    it. None instead of a function: the burst does not know, and a caller that has to know uses ``launch``. ``thread_id`` is the
+    kernel's number of the thread that executes its requests, as this process sees it; None: it is not known.
     """
 
     @property

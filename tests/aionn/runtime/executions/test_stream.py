@@ -325,9 +325,8 @@ async def test_error_of_the_device_comes_at_its_item_and_ends_the_stream(
         nonlocal is_counted
         count()
         is_counted = True  # It launches a request for the first time.
-        running = execute(*args, **told)
         try:
-            return await running
+            return await execute(*args, **told)
         finally:
             is_counted = False
 
