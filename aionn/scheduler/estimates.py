@@ -17,11 +17,12 @@ import math
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Hashable, KeysView
+from itertools import islice
 from typing import Literal
 
 from aionn.errors import InvalidArgument
 
-__all__ = ["KEYS_MAX", "Estimates"]
+__all__ = ["COLD_COUNT", "KEYS_MAX", "Estimates"]
 
 KEYS_MAX = 4096
 """Most pairs of model and device that are remembered: some 16 MB at the default window."""
@@ -30,8 +31,28 @@ MARGIN = 0.3
 """Margin of the estimate of a pair that was never timed, as a share: three deviations of a timing with 10 % noise. It
 shrinks with the root of the count: the largest of few timings is a poor bound of the next."""
 
+COLD_COUNT = 2
+"""Timings of a pair that are of a cold device: the clock rises, and caches are filled."""
+
 SURE_COUNT = 4
 """From how many timings on the shortest of them is believed to be the least there is: the first are slow, as caches are cold."""
+
+
+class _Timings:
+    """The timings of a pair.
+
+    Attributes:
+        recent: The last ones, in their order.
+        ordered: The same, ascending.
+        observed_count: Number of all.
+    """
+
+    __slots__ = ("observed_count", "ordered", "recent")
+
+    def __init__(self) -> None:
+        self.recent: deque[int] = deque()
+        self.ordered: list[int] = []
+        self.observed_count = 0
 
 
 class Estimates:
@@ -48,7 +69,7 @@ class Estimates:
         if window < 1:
             raise InvalidArgument(f"estimates: window must be at least 1, got {window}")
         self._window = window
-        self._seen: OrderedDict[Hashable, tuple[deque[int], list[int]]] = OrderedDict()
+        self._seen: OrderedDict[Hashable, _Timings] = OrderedDict()
         # By the number of timings: which of them is the quantile, and the factor of the margin.
         self._ranks = [max(0, math.ceil(quantile * count) - 1) for count in range(window + 1)]
         self._factors = [1 + MARGIN / math.sqrt(1 + count) for count in range(window + 1)]
@@ -75,15 +96,16 @@ class Estimates:
             raise InvalidArgument(f"estimates: a duration must be at least 0 ns, got {duration_ns}")
         pair = self._seen.get(key)
         if pair is not None:
-            if (limit == "at_least" and duration_ns < pair[1][0]) or (
-                limit == "at_most" and duration_ns > pair[1][-1]
+            if (limit == "at_least" and duration_ns < pair.ordered[0]) or (
+                limit == "at_most" and duration_ns > pair.ordered[-1]
             ):
                 return
         else:
             if len(self._seen) >= KEYS_MAX:
                 self._seen.popitem(last=False)
-            pair = self._seen[key] = (deque(), [])
-        recent, ordered = pair
+            pair = self._seen[key] = _Timings()
+        recent, ordered = pair.recent, pair.ordered
+        pair.observed_count += 1
         if len(recent) == self._window:
             del ordered[bisect_left(ordered, recent.popleft())]
         recent.append(duration_ns)
@@ -105,7 +127,7 @@ class Estimates:
         pair = self._seen.get(key)
         if pair is None:
             return int(default_ns * (1 + MARGIN)) or 1, default_ns or 1
-        ordered = pair[1]
+        ordered = pair.ordered
         count = len(ordered)
         expected_ns = int(ordered[self._ranks[count]] * self._factors[count]) or 1
         return expected_ns, (default_ns if count < SURE_COUNT else ordered[0]) or 1
@@ -114,6 +136,16 @@ class Estimates:
         """The expected duration; see ``durations_ns``."""
         return self.durations_ns(key, default_ns)[0]
 
+    def warm_ns(self, key: Hashable, default_ns: int) -> int:
+        """As ``duration_ns``, without the first ``COLD_COUNT`` timings of a pair if there are others: an engine that has just
+        prepared a model fills its caches with these, which no later execution does."""
+        pair = self._seen.get(key)
+        cold_count = 0 if pair is None else COLD_COUNT - (pair.observed_count - len(pair.recent))
+        if pair is None or cold_count <= 0 or len(pair.recent) <= cold_count:
+            return self.duration_ns(key, default_ns)
+        ordered = sorted(islice(pair.recent, cold_count, None))
+        return int(ordered[self._ranks[len(ordered)]] * self._factors[len(ordered)]) or 1
+
     def least_ns(self, key: Hashable, default_ns: int) -> int:
         """The least duration; see ``durations_ns``."""
         return self.durations_ns(key, default_ns)[1]
@@ -121,4 +153,4 @@ class Estimates:
     def count(self, key: Hashable) -> int:
         """Number of timings of a pair that count now."""
         pair = self._seen.get(key)
-        return 0 if pair is None else len(pair[1])
+        return 0 if pair is None else len(pair.ordered)

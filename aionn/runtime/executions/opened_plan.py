@@ -262,6 +262,10 @@ class OpenedPlan:
         try:
             await finish_all(closings)
         finally:
+            for step, key in zip(
+                self.plan.steps, self.keys, strict=False
+            ):  # Without keys where opening failed.
+                step.device.reservations.forget_model(key)
             self._kept.release()
             for buffer in self.buffers:
                 _take_apart(buffer)

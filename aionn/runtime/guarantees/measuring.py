@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.results import Result
 from aionn.runtime.guarantees.arrivals import Measured
-from aionn.scheduler.estimates import Estimates
+from aionn.scheduler.estimates import COLD_COUNT, Estimates
 
 __all__ = ["COLD_EXECUTIONS", "TIMINGS_MIN", "WARM_UP_EXECUTIONS", "WARM_UP_NS", "measure"]
 
@@ -20,8 +20,8 @@ TIMINGS_MIN = 16
 WARM_UP_EXECUTIONS = 16
 """Timings of a warm-up: as many as ``TIMINGS_MIN``."""
 
-COLD_EXECUTIONS = 2
-"""Executions before them that do not count: the clock of the device rises, and caches are filled."""
+COLD_EXECUTIONS = COLD_COUNT
+"""Executions before them that do not count."""
 
 WARM_UP_NS = 2_000_000_000
 """Time after which no further execution is begun, as long as two were timed: models of more than 100 ms would take too long."""

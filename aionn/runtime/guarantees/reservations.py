@@ -116,13 +116,13 @@ class DeviceReservations:
         self._models[key] = name
 
     def forget_model(self, key: Hashable) -> None:
-        """A model never comes again. From any thread, also from a finaliser."""
+        """A model is not executed by this key any more. Idempotent; from any thread, also from a finaliser."""
         self._models.pop(key, None)
 
     def learnt(self, key: Hashable, count_min: int) -> Measured | None:
         """The device time of a model; None where fewer than ``count_min`` timings are known."""
         count = self._estimates.count(key)
-        return Measured(self._estimates.duration_ns(key, 1), count) if count >= count_min else None
+        return Measured(self._estimates.warm_ns(key, 1), count) if count >= count_min else None
 
     def expected(self, key: Hashable, declared_ns: int | None) -> Measured | None:
         """The device time of a model by its timings, or by the duration that its driver declares; None without both."""
@@ -293,7 +293,7 @@ class DeviceReservations:
         for key in list(self._models):  # A finaliser may remove one at any time.
             name = self._models.get(key)
             if name is not None and key not in guaranteed and self._estimates.count(key):
-                pieces[name] = max(pieces.get(name, 0), self._estimates.duration_ns(key, 1))
+                pieces[name] = max(pieces.get(name, 0), self._estimates.warm_ns(key, 1))
         self._forget_all_but(pieces.keys())
         for slot in self._slots:
             for name, piece_ns in pieces.items():

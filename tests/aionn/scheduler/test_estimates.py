@@ -134,3 +134,29 @@ def test_forgotten_pair_is_as_one_that_was_never_seen():
     estimates.forget("never seen")
     assert list(estimates.keys()) == ["b"]
     assert estimates.duration_ns("a", 1000) == 1300
+
+
+def test_warm_duration_leaves_out_the_first_timings_as_long_as_they_are_among_those_that_count():
+    estimates = Estimates(window=5)
+    assert estimates.warm_ns("a", 1000) == 1300
+    for duration, longest in (
+        (900, 900),
+        (800, 900),
+        (100, 100),
+        (120, 120),
+        (110, 120),
+        (90, 120),
+        (95, 120),
+        (70, 120),
+        (80, 110),
+    ):
+        estimates.observe("a", duration)
+        assert longest <= estimates.warm_ns("a", 1) <= 1.3 * longest, duration
+    assert estimates.duration_ns("a", 1) == estimates.warm_ns("a", 1)
+
+
+def test_warm_duration_has_the_margin_of_the_timings_that_count():
+    estimates = Estimates()
+    for duration in (500, 400, *[100] * 8):
+        estimates.observe("a", duration)
+    assert estimates.warm_ns("a", 1) == int(100 * (1 + MARGIN / 3))

@@ -9,6 +9,7 @@ import aionn
 from aionn.drivers.simulated.profiles import Draw, Fault
 from aionn.runtime.guarantees.guarantee import RENEWAL_FRAMES
 from aionn.runtime.guarantees.measuring import COLD_EXECUTIONS, WARM_UP_EXECUTIONS
+from aionn.testing import models
 from tests.aionn.runtime.guarantees.trial import Trial, X, camera, gate, npu, read
 
 WARM_UP = COLD_EXECUTIONS + WARM_UP_EXECUTIONS
@@ -90,6 +91,30 @@ def test_durations_that_were_measured_on_a_cold_device_do_not_count():
         async with trial.net.burst(slots=3) as burst, gate(burst, camera(3, 0.04)) as results:
             assert results.reservation.duration_ns < 4_400_000
             assert await read(results) == GOOD * 3
+
+    Trial(npu(script=script())).play(main)
+
+
+def test_learnt_durations_and_those_of_best_effort_are_those_of_a_warm_device():
+    def script():
+        for warm_count in (21, 0):
+            yield from [Draw(factor=5.0)] * COLD_EXECUTIONS
+            yield from [Draw()] * warm_count
+        while True:
+            yield Draw()
+
+    async def main(trial):
+        other = await trial.runtime.compile(models.identity((4,)))
+        async with trial.net.burst(slots=3) as burst:
+            for _ in range(20):
+                await burst.execute([X])
+            async with gate(burst, camera(3, 0.04)) as results:
+                assert results.reservation.duration_ns < 4_400_000 and results.reservation.timings == 20
+                assert await read(results) == GOOD * 3
+            for _ in range(3):
+                await other.execute([X])
+            async with gate(burst, camera(3, 0.04), deadline=0.012, jitter=0) as results:
+                assert await read(results) == GOOD * 3
 
     Trial(npu(script=script())).play(main)
 

@@ -252,6 +252,21 @@ def test_models_that_ran_count_as_blocking_and_go_on():
     Trial(npu()).play(main)
 
 
+def test_models_of_bursts_that_are_closed_do_not_count_as_blocking():
+    async def main(trial):
+        other = await trial.runtime.compile(models.identity((4,), operations=7))
+        async with other.burst() as closed:
+            await closed.execute([X])
+        async with (
+            trial.net.burst() as burst,
+            gate(burst, camera(0, 1), period=0.040, deadline=0.007, jitter=0),
+        ):
+            pass
+        assert closed is not None
+
+    Trial(npu()).play(main)
+
+
 # --- Changes ----------------------------------------------------------------------------------------------------------------------
 
 
