@@ -14,6 +14,8 @@ How each figure is taken:
   OpenVINO, so that it runs twice as many with both models. Each execution has one thread.
 - Models: shapes, a millisecond or less; mobilenet_v2, some milliseconds; both, in turn. ONNX Runtime and OpenVINO have the networks
   of `benchmarks.engines`.
+- Cases: without options `CASES`, one block of each, which takes some ten minutes; `--engine`, `--work` and `--slots` choose others,
+  `--rounds` and `--seconds` more and longer blocks.
 - One too many: the streams that keep 99.5 % of their own frames, of that number and one more. With a guarantee the last one is not
   admitted and runs as best effort; the row of the other ones has the share of the admitted ones is kept.
 """
@@ -21,6 +23,7 @@ How each figure is taken:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -43,6 +46,15 @@ STREAMS_MAX = 256
 """Most streams of a run: some ten thousand frames a second are more than one event loop takes."""
 
 WORKS = {"shapes": ("small CNN",), "mobilenet_v2": ("mobilenet_v2",), "both": ("small CNN", "mobilenet_v2")}
+
+CASES = (
+    *(("litert", work, slots) for work in WORKS for slots in (1, 2)),
+    ("ort", "mobilenet_v2", 1),
+    ("openvino", "mobilenet_v2", 1),
+    ("openvino", "both", 2),
+)
+"""Engine, work and slots: all works on one engine, and each other engine beside the peers that it alone has. All combinations with
+three blocks of ten seconds take hours."""
 
 DEVICES = {"litert": "litert-cpu", "ort": "ort-cpu", "openvino": "openvino-cpu"}
 
@@ -231,32 +243,31 @@ def main() -> None:
     parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--work", choices=WORKS)
     parser.add_argument("--slots", type=int, choices=(1, 2))
-    parser.add_argument("--seconds", type=float)
-    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--rounds", type=int, default=1)
     mine, sys.argv[1:] = parser.parse_known_args()
     chosen = options(__doc__)
     report = Report(chosen)
-    engines, works, slots = ENGINES, tuple(WORKS), (1, 2)
-    if chosen.quick:
-        engines, works, slots = ("litert",), ("mobilenet_v2",), (1,)
-    engines = engines if mine.engine is None else (mine.engine,)
-    works = works if mine.work is None else (mine.work,)
-    slots = slots if mine.slots is None else (mine.slots,)
-    rounds = mine.rounds or (1 if chosen.quick else 3)
-    seconds = mine.seconds or (1.5 if chosen.quick else 10.0)
+    wanted = (mine.engine, mine.work, mine.slots)
+    if any(wanted):
+        cases = [case for case in itertools.product(ENGINES, WORKS, (1, 2)) if _is_wanted(case, wanted)]
+    else:
+        cases = [("litert", "mobilenet_v2", 1)] if chosen.quick else list(CASES)
+    left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="aionn-capacity-") as folder:
-        for engine in engines:
+        for engine, work, slots in cases:
             reason = missing(OURS, engine)
-            if reason is not None:
-                report.note(f"{engine}: left out: {reason}")
+            paths = None if reason is not None else paths_of(engine, work, Path(folder))
+            if paths is None:
+                left_out[f"{engine}, {work}"] = reason or "a model's file is missing"
                 continue
-            for work in works:
-                paths = paths_of(engine, work, Path(folder))
-                if paths is None:
-                    report.note(f"{engine}, {work}: left out: a model's file is missing")
-                    continue
-                for count in slots:
-                    measure(report, Case(engine, work, count, paths), rounds, seconds)
+            measure(report, Case(engine, work, slots, paths), mine.rounds, mine.seconds)
+    for what, reason in left_out.items():
+        report.note(f"{what}: left out: {reason}")
+
+
+def _is_wanted(case: tuple[str, str, int], wanted: tuple[str | None, str | None, int | None]) -> bool:
+    return all(value is None or part == value for part, value in zip(case, wanted, strict=True))
 
 
 if __name__ == "__main__":
