@@ -63,8 +63,14 @@ class Stalls(Protocol):
         """Takes a reading, to be the beginning of a later measurement."""
         ...
 
-    def since(self, then_ns: int, now_ns: int) -> int:
-        """The time since shortly before ``then_ns``, as far as it is certain; 0 where nothing is measured."""
+    def since(self, then_ns: int, now_ns: int, began_ns: int | None = None) -> int:
+        """The time since shortly before ``then_ns``, as far as it is certain; 0 where nothing is measured.
+
+        Args:
+            then_ns: Where it begins.
+            now_ns: Now.
+            began_ns: Since then, not before ``then_ns``, there is work that has not ended; None: there may be none.
+        """
         ...
 
 
@@ -74,7 +80,7 @@ class _NoStalls:
     def look(self, now_ns: int) -> None:
         pass
 
-    def since(self, then_ns: int, now_ns: int) -> int:
+    def since(self, then_ns: int, now_ns: int, began_ns: int | None = None) -> int:
         return 0
 
 
@@ -97,9 +103,9 @@ class AllStalls:
         for part in self._parts:
             part.look(now_ns)
 
-    def since(self, then_ns: int, now_ns: int) -> int:
+    def since(self, then_ns: int, now_ns: int, began_ns: int | None = None) -> int:
         """See ``Stalls.since``."""
-        return max((part.since(then_ns, now_ns) for part in self._parts), default=0)
+        return max((part.since(then_ns, now_ns, began_ns) for part in self._parts), default=0)
 
 
 # --- A thread and all processors ---
@@ -135,7 +141,7 @@ class LoopStalls:
         if not self._readings or now_ns - self._readings[-1].at_ns >= AGE_NS:
             self._readings.append(Reading(now_ns, *self._read()))
 
-    def since(self, then_ns: int, now_ns: int) -> int:
+    def since(self, then_ns: int, now_ns: int, began_ns: int | None = None) -> int:
         """See ``Stalls.since``. Of both counters the one that grew more, and of the processors the one that lacked most; of what it
         grew by since a reading that is older than ``AGE_NS`` before ``then_ns`` only what cannot have been before that."""
         first = next((reading for reading in reversed(self._readings) if reading.at_ns <= then_ns), None)
@@ -247,37 +253,37 @@ class ThreadStalls:
             if times is not None:
                 self._readings.append(ThreadReading(now_ns, times))
 
-    def since(self, then_ns: int, now_ns: int) -> int:
-        """See ``Stalls.since``. The thread must have work to do since ``then_ns``."""
+    def since(self, then_ns: int, now_ns: int, began_ns: int | None = None) -> int:
+        """See ``Stalls.since``. While there is work, a thread that is ready may have had no processor until now."""
         first = next((reading for reading in reversed(self._readings) if reading.at_ns <= then_ns), None)
         if first is None:
             return 0
-        is_ready = (
-            self._is_ready()
-        )  # Before the counters: a thread that gets a processor in between has them in these.
+        # Before the counters: those of a thread that gets a processor in between have its wait.
+        ready_ns = began_ns if began_ns is not None and self._is_ready() else None
         times = self._read()
         if times is None:
             return 0
-        return waited_since(first, times, then_ns=then_ns, now_ns=now_ns, is_ready=is_ready)
+        return waited_since(first, times, then_ns=then_ns, now_ns=now_ns, ready_ns=ready_ns)
 
 
 def waited_since(
-    first: ThreadReading, last: ThreadTimes, *, then_ns: int, now_ns: int, is_ready: bool
+    first: ThreadReading, last: ThreadTimes, *, then_ns: int, now_ns: int, ready_ns: int | None
 ) -> int:
-    """The time for which a thread with work to do had no processor since shortly before a time, as far as it is certain.
+    """The time for which a thread had no processor since shortly before a time, as far as it is certain.
 
     Args:
         first: A reading not after ``then_ns``.
         last: The counters now.
-        then_ns: Since then it has work to do.
-        now_ns: The time.
-        is_ready: Whether it is ready now: then some of the time may not be in its counters yet.
+        then_ns: The time.
+        now_ns: Now.
+        ready_ns: Since then it has work to do, and it is ready now: some of its wait may not be in its counters yet. None: it
+            may have slept.
     """
     counted_ns = _certain_ns(last.waited_ns - first.times.waited_ns, first.at_ns, then_ns, now_ns)
-    if not is_ready:
+    if ready_ns is None:
         return counted_ns
     ran_ns = last.ran_ns - first.times.ran_ns + TICK_NS
-    return max(counted_ns, now_ns - then_ns - ran_ns)
+    return max(counted_ns, now_ns - ready_ns - ran_ns)
 
 
 def read_times(schedstat: bytes) -> ThreadTimes | None:

@@ -163,7 +163,7 @@ class Frame:
             return False
         if self.label is None:
             assert self.since_ns is not None, "it runs"
-            if self.server.stalls.since(self.since_ns, now_ns) < now_ns - exhausted_ns:
+            if self.server.stalls.since(self.since_ns, now_ns, self.since_ns) < now_ns - exhausted_ns:
                 self.note(Label.OVERRAN)
         return True
 
@@ -186,7 +186,7 @@ class Frame:
         exhausted_ns = self.exhausted_ns()
         if exhausted_ns is not None:
             missing_ns = max(missing_ns, exhausted_ns - (now_ns - late_ns))
-        stalled_ns = self.server.stalls.since(self.arrived_ns, now_ns)
+        stalled_ns = self.server.stalls.since(self.arrived_ns, now_ns, self.since_ns)
         if max(stalled_ns, self.blocked_ns) >= missing_ns:
             self.note(Label.STALLED if stalled_ns >= self.blocked_ns else Label.BLOCKED)
 

@@ -183,7 +183,7 @@ class ExplainsAll:
     def look(self, now_ns):
         pass
 
-    def since(self, then_ns, now_ns):
+    def since(self, then_ns, now_ns, began_ns=None):
         return now_ns - then_ns
 
 

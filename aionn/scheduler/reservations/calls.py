@@ -89,7 +89,7 @@ class ExecutingStalls:
         if stalls is not None:
             stalls.look(now_ns)
 
-    def since(self, then_ns: int, now_ns: int) -> int:
+    def since(self, then_ns: int, now_ns: int, began_ns: int | None = None) -> int:
         """See ``Stalls.since``. A thread that executes no frame of the reservation is not counted: the frame waits for it."""
         stolen_ns = self._processors.since(then_ns, now_ns)
         stalls = self._of_this_thread()

@@ -181,30 +181,23 @@ MS = 1_000_000
 
 
 @pytest.mark.parametrize(
-    ("ran", "waited", "is_ready", "counted"),
+    ("ran", "waited", "ready", "counted"),
     [
-        (30, 0, False, 0),  # It computed all the time.
-        (5, 0, False, 0),  # It slept for 25 ms: a lock, or a device of its own.
-        (5, 25, False, 25),
-        (5, 25, True, 25),
-        (
-            5,
-            0,
-            True,
-            15,
-        ),  # 25 ms without a processor, which it has not got yet; a tick of them may have been its own.
-        (29, 0, True, 0),  # It computes: its processor time is counted at the next tick.
-        (0, 200, False, 40),  # No longer than the time since 10 ms before the frame.
+        (30, 0, None, 0),  # It computed all the time.
+        (5, 0, None, 0),  # It slept for 25 ms: a lock, or a device of its own.
+        (5, 25, None, 25),
+        (5, 25, 10, 25),
+        (5, 0, 10, 15),  # 25 ms without a processor, which it has not got yet; a tick may be its own.
+        (29, 0, 10, 0),  # It computes: its processor time is counted at the next tick.
+        (5, 0, 35, 0),  # It had no work before.
+        (0, 200, None, 40),  # No longer than the time since 10 ms before the frame.
     ],
 )
-def test_time_without_a_processor_is_what_the_kernel_counts_and_what_is_missing(
-    ran, waited, is_ready, counted
-):
-    first, last = (
-        ThreadReading(0, ThreadTimes(100 * MS, 7 * MS)),
-        ThreadTimes((100 + ran) * MS, (7 + waited) * MS),
-    )
-    found = waited_since(first, last, then_ns=10 * MS, now_ns=40 * MS, is_ready=is_ready)
+def test_time_without_a_processor_is_what_the_kernel_counts_and_what_is_missing(ran, waited, ready, counted):
+    first = ThreadReading(0, ThreadTimes(100 * MS, 7 * MS))
+    last = ThreadTimes((100 + ran) * MS, (7 + waited) * MS)
+    ready_ns = None if ready is None else ready * MS
+    found = waited_since(first, last, then_ns=10 * MS, now_ns=40 * MS, ready_ns=ready_ns)
     assert found == counted * MS and TICK_NS == 10 * MS
 
 
@@ -291,3 +284,19 @@ def test_frame_overran_unless_its_thread_had_no_processor_for_as_long(waited, la
     assert frame.exhaust(16 * MS) and frame.label is (None if label is Label.STALLED else label)
     frame.stop(16 * MS, can_preempt=False)
     assert frame.label is label and server.debt_ns == debt * MS and not frame.is_reserved
+
+
+def test_thread_that_waited_for_its_slot_was_not_kept_from_a_processor():
+    """It slept while another execution had the slot, and computes now."""
+    server = BandwidthServer(
+        1, slot=0, period_ns=100 * MS, deadline_ns=60 * MS, jitter_ns=0, duration_ns=10 * MS, piece_ns=10 * MS
+    )
+    server.stalls = AllStalls([ThreadStalls(lambda: ThreadTimes(0, 0), lambda: True)])
+    frame = server.arrive(0, 60 * MS)
+    frame.start(55 * MS)
+    frame.lost(61 * MS, MS)
+    assert frame.label is None, "the scheduler has lost it"
+    stalled = server.arrive(100 * MS, 160 * MS)
+    stalled.start(120 * MS)
+    stalled.lost(161 * MS, MS)
+    assert stalled.label is Label.STALLED

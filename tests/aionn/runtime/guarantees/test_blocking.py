@@ -21,7 +21,7 @@ class Measured:
     def look(self, now_ns):
         self.looks.append(now_ns)
 
-    def since(self, then_ns, now_ns):
+    def since(self, then_ns, now_ns, began_ns=None):
         first = max((at for at in self.looks if at <= then_ns), default=None)
         if first is None:
             return 0

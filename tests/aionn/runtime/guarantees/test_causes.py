@@ -125,7 +125,7 @@ class AlwaysStalled:
     def look(self, now_ns):
         pass
 
-    def since(self, then_ns, now_ns):
+    def since(self, then_ns, now_ns, began_ns=None):
         return 1_000_000_000
 
 
