@@ -87,10 +87,11 @@ class Candidates:
         """
         self.withdraw(node)
         number = next(self._numbers)
-        entries = (-free_ppm, number, node), (-(free_ppm if slot_ppm is None else slot_ppm), number, node)
-        self._current[node] = group, *entries
+        by_free = -free_ppm, number, node
+        by_slot = -(free_ppm if slot_ppm is None else slot_ppm), number, node
+        self._current[node] = group, by_free, by_slot
         self._sizes[group] = size = self._sizes.get(group, 0) + 1
-        for heaps, entry in zip((self._heaps, self._slots), entries, strict=True):
+        for heaps, entry in ((self._heaps, by_free), (self._slots, by_slot)):
             heap = heaps.setdefault(group, [])
             heapq.heappush(heap, entry)
             if len(heap) > size + size // 2 + STALE_MIN:
