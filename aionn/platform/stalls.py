@@ -69,7 +69,7 @@ class Stalls(Protocol):
         Args:
             then_ns: Where it begins.
             now_ns: Now.
-            began_ns: Since then, not before ``then_ns``, there is work that has not ended; None: there may be none.
+            began_ns: Since then, not before ``then_ns``, there is work that has not ended; None: there may be no work.
         """
         ...
 

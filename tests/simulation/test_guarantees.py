@@ -192,8 +192,8 @@ def lost_beside_a_standstill(seed, delay_ns):
     lost = frames = 0
     drawn = draw_set(seed, preemption="none", load=(0.5, 0.9), tightness=(0.6, 1.0))
     kept = only(drawn, sorted(admit_by_test(drawn, delay_ns=delay_ns).reservations))
-    if not kept.demands:
-        return 0, 0
+    if not kept.demands or not all(with_phases(kept, kind, seed, SPAN_NS).arrivals for kind in PHASINGS):
+        return 0, 0  # The only periods are longer than the span.
     for number, kind in enumerate(PHASINGS):
         scenario = with_phases(kept, kind, seed, SPAN_NS)
         chosen = random.Random(f"{seed}/{number}").randrange(len(scenario.arrivals))

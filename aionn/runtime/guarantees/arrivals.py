@@ -139,7 +139,7 @@ class FrameArrival:
 
     @property
     def has_overrun(self) -> bool:
-        """Whether it took longer than its duration, or pays for one that did, whoever's fault that was."""
+        """Whether it took longer than its duration, or pays for one that did, also where the machine caused that."""
         frame = self.frame
         return frame is not None and (
             frame.label is Label.OVERRAN or (frame.has_budget and frame.left_ns < 0)

@@ -117,13 +117,10 @@ class ServedReservations:
         delay_ns: int = 0,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        slots = [
-            ReservableSlot(f"{name}/{slot}", can_preempt=False, delay_ns=delay_ns)
-            for slot in range(slot_count)
-        ]
+        self._slots = range(slot_count)
+        slots = [ReservableSlot(f"{name}/{n}", can_preempt=False, delay_ns=delay_ns) for n in self._slots]
         quotas = [int(each * SHARE_PPM) * slot_count for each in (share, user_share)]
         self._ledger = Ledger(slots, quota_ppm=quotas[0], user_quota_ppm=quotas[1])
-        self._slots = range(slot_count)
         self._stolen = stalls_of_processors()
         self._now = now
         self._lock = threading.Lock()  # Held during a decision; the loop never waits for it.
