@@ -1,5 +1,6 @@
 """Streams with a guarantee on a driver process: the process dies, and nothing stays reserved."""
 
+import contextlib
 import os
 import signal
 
@@ -45,3 +46,27 @@ async def test_death_of_the_process_withdraws_the_reservation(recover):
                 assert [result.status async for result in results] == ["on_time"] * 2
         assert device.reservations.count == 0
         assert device.explain() == "\n".join(f"slot {i}: free" for i in range(device.info.slots))
+
+
+@pytest.mark.parametrize("recover", [False, True])
+async def test_threads_that_execute_the_frames_are_those_of_the_driver_process(recover):
+    """Also of the process that replaces a dead one."""
+    async with aionn.open(drivers=["reference"]) as runtime:
+        device = runtime.devices[0]
+        net = await runtime.compile(identity(), recover=recover)
+        with anyio.fail_after(LIMIT_S):
+            async with net.burst(slots=device.info.slots) as burst:
+                pids = []
+                for _ in range(1 + recover):
+                    await burst.execute([ONE])
+                    found = burst._plans[-1].executing_threads()
+                    pids.append(device.pid)
+                    assert len(found) == device.info.slots
+                    tasks = {int(name) for name in os.listdir(f"/proc/{device.pid}/task")}
+                    assert set(found) <= tasks - {device.pid}
+                    if recover and len(pids) == 1:
+                        os.kill(device.pid, signal.SIGKILL)
+                        while device.pid in (None, pids[0]):
+                            with contextlib.suppress(aionn.DeadObject):
+                                await burst.execute([ONE])
+    assert len(set(pids)) == 1 + recover
