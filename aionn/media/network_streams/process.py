@@ -66,7 +66,10 @@ class _Refused(Exception):
 
 
 class _Slots:
-    """The buffers that the parent has released, and its messages.
+    """The buffers that the parent has released, by its messages.
+
+    The messages are read when a buffer is needed: a thread for them would be woken for each item, and would take the interpreter's
+    lock from the thread that decodes.
 
     Args:
         link: The socket to the parent.
@@ -77,21 +80,19 @@ class _Slots:
         self._link = link
         self._count = count
         self._free = deque(range(count))
-        self._changed = threading.Condition()
-
-    def serve(self) -> None:
-        """Takes released slots until the parent is gone. In a thread."""
-        while data := self._link.recv(MESSAGE_BYTES_MAX):
-            with self._changed:
-                self._free.extend(slot for slot in data if slot < self._count)
-                self._changed.notify()
 
     def take(self, *, waits: bool) -> int | None:
         """A free slot; None without one, unless ``waits`` is set."""
-        with self._changed:
-            while waits and not self._free:
-                self._changed.wait()
-            return self._free.popleft() if self._free else None
+        flags = 0 if waits else socket.MSG_DONTWAIT
+        while not self._free:
+            try:
+                data = self._link.recv(MESSAGE_BYTES_MAX, flags)
+            except BlockingIOError:
+                return None
+            if not data:
+                os._exit(0)  # The parent is gone.
+            self._free.extend(slot for slot in data if slot < self._count)
+        return self._free.popleft()
 
 
 class _Outlet:
@@ -209,7 +210,6 @@ def _stream(start: Start, link: socket.socket, slots: _Slots) -> None:
     _, descriptors, _, _ = socket.recv_fds(link, 16, 1)
     memory = mmap.mmap(descriptors[0], opened.slot_bytes * start.slots)
     os.close(descriptors[0])
-    threading.Thread(target=slots.serve, daemon=True).start()
     outlet = _Outlet(start, link, memory, opened.slot_bytes, slots)
     items = _frames if start.kind == "video" else _sounds
     has_clock = _has_clock(container)

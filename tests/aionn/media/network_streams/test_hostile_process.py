@@ -8,6 +8,7 @@ import pytest
 
 from aionn.media import SourceUnavailable
 from aionn.media.network_streams import capture as capture_module
+from aionn.media.network_streams import process as process_module
 from aionn.media.network_streams.capture import SoundCapture, StreamProcess, VideoCapture
 from aionn.media.network_streams.messages import (
     AUDIO_SLOT_SAMPLES,
@@ -241,3 +242,16 @@ def test_memory_has_a_size_that_the_process_cannot_change(link, monkeypatch):
         assert fcntl.fcntl(held[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
     finally:
         os.close(held[0])
+
+
+def test_process_fills_slots_again_that_were_released_and_drops_items_without_one():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        slots = process_module._Slots(theirs, 2)
+        assert [slots.take(waits=False) for _ in range(3)] == [0, 1, None]
+        ours.send(bytes([1]))
+        ours.send(bytes([200, 2]))
+        assert slots.take(waits=False) == 1
+        assert slots.take(waits=False) is None, "no such slots"
+        ours.send(bytes([0, 1]))
+        assert [slots.take(waits=True), slots.take(waits=True)] == [0, 1]
