@@ -1,6 +1,7 @@
 """Pictures of cameras that compress them: Motion JPEG, decoded by PyAV.
 
-Owns the check of a picture's header, and the decoder. Refuses to own PyAV's loading (`aionn/media/pyav.py`).
+Owns the check of a picture's header. Refuses to own the decoder (`aionn/media/reduction.py`), and PyAV's loading
+(`aionn/media/pyav.py`).
 
 Invariant: no picture is decoded whose header does not have the size that the driver declared; a damaged length field could
     otherwise
@@ -9,14 +10,13 @@ ask for gigabytes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from aionn.errors import DeviceUnavailable
 from aionn.media.live.capture import CorruptItem
 from aionn.media.pyav import RgbScaler, load
+from aionn.media.reduction import JpegDecoder
 
 __all__ = ["JpegConverter", "can_decode_jpeg", "jpeg_size"]
 
@@ -69,12 +69,7 @@ class JpegConverter:
         self._captured_size = captured_size
         self._size = size
         self._scale = RgbScaler(self._av)
-        self._decoder = self._new_decoder()
-
-    def _new_decoder(self) -> Any:
-        decoder = self._av.CodecContext.create("mjpeg", "r")
-        decoder.thread_count = 1
-        return decoder
+        self._decoder = JpegDecoder(self._av, captured_size, size)
 
     def convert(self, buffer: memoryview, used: int) -> npt.NDArray[np.uint8]:
         """Decodes one picture.
@@ -89,7 +84,6 @@ class JpegConverter:
         try:
             pictures = self._decoder.decode(self._av.Packet(data))
         except self._av.error.FFmpegError as error:
-            self._decoder = self._new_decoder()  # It may hold a part of what it could not decode.
             raise CorruptItem(str(error)) from error
         if not pictures or getattr(pictures[-1], "is_corrupt", False):
             raise CorruptItem("the decoder made no picture of it")

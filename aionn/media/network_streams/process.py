@@ -22,7 +22,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from aionn.media.network_streams.messages import (
     encode,
 )
 from aionn.media.pyav import RgbScaler, load
+from aionn.media.reduction import JpegDecoder
 
 __all__ = ["EDGE_MAX", "main"]
 
@@ -252,8 +253,18 @@ def _check_size(width: int, height: int) -> None:
         )
 
 
-def _decoded(container: Any, stream: Any, outlet: _Outlet, av: Any) -> Iterator[Any]:
-    """Pictures or sounds; packets that cannot be decoded are counted. A loss comes after what the decoder still holds."""
+def _decoded(
+    container: Any, stream: Any, outlet: _Outlet, av: Any, decode: Callable[[Any], list[Any]]
+) -> Iterator[Any]:
+    """Pictures or sounds; packets that cannot be decoded are counted. A loss comes after what the decoder still holds.
+
+    Args:
+        container: Gives the packets.
+        stream: Those of this stream alone are decoded.
+        outlet: Counts the damaged ones.
+        av: The module of PyAV.
+        decode: Decodes a packet; None returns what the decoder still holds.
+    """
     lost: Exception | None = None
     packets = container.demux(stream)
     while lost is None:
@@ -264,7 +275,7 @@ def _decoded(container: Any, stream: Any, outlet: _Outlet, av: Any) -> Iterator[
         except av.error.FFmpegError as e:
             packet, lost = None, e
         try:
-            yield from stream.decode(None) if packet is None else packet.decode()
+            yield from decode(packet)
         except av.error.FFmpegError:
             outlet.count_damaged()
     raise lost
@@ -288,12 +299,21 @@ def _media_ns(item: Any) -> int | None:
     )
 
 
+def _jpeg_decoder(start: Start, av: Any, stream: Any) -> JpegDecoder | None:
+    """The decoder of Motion JPEG that is wanted in another size; None for other streams, whose pictures depend on each other."""
+    codec = None if start.size is None else stream.codec_context
+    if codec is None or codec.name != "mjpeg":
+        return None
+    return JpegDecoder(av, (stream.width, stream.height), start.size)
+
+
 def _frames(
     start: Start, av: Any, container: Any, stream: Any, outlet: _Outlet, opened: Opened
 ) -> Iterator[tuple[Any, int | None]]:
     scale = RgbScaler(av)
-    for picture in _decoded(container, stream, outlet, av):
-        size = picture.width, picture.height
+    jpeg = _jpeg_decoder(start, av, stream)
+    for picture in _decoded(container, stream, outlet, av, stream.decode if jpeg is None else jpeg.decode):
+        size = (picture.width, picture.height) if jpeg is None else jpeg.size
         _check_size(*size)
         if start.size is None and size != (opened.width, opened.height):
             raise _Refused(
@@ -307,7 +327,7 @@ def _sounds(
     start: Start, av: Any, container: Any, stream: Any, outlet: _Outlet, opened: Opened
 ) -> Iterator[tuple[Any, int | None]]:
     resampler = av.AudioResampler(format="fltp", rate=start.sample_rate_hz)
-    for sound in _decoded(container, stream, outlet, av):
+    for sound in _decoded(container, stream, outlet, av, stream.decode):
         # The end of a sound is captured when it arrives.
         end_ns = _media_ns(sound)
         if end_ns is not None and sound.sample_rate:
