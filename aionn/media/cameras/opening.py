@@ -35,10 +35,11 @@ from aionn.media.cameras.listing import (
 )
 from aionn.media.cameras.negotiation import PixelFormat, Wish, checked_wish
 from aionn.media.cameras.system import System, checked_system
+from aionn.media.live.attempts import ARRIVAL_S
 from aionn.media.live.capture import SourceUnavailable
 from aionn.media.live.readable import until_readable
 from aionn.media.live.reconnection import Reconnection
-from aionn.media.live.source import ARRIVAL_S, LiveSource
+from aionn.media.live.source import LiveSource
 from aionn.media.live.worker import Worker
 from aionn.media.network_streams.addresses import masked
 from aionn.media.pacing import Keep, checked_keep

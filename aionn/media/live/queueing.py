@@ -53,6 +53,14 @@ class GrabQueue:
         """Whether nothing may be put in now."""
         return self._keep == "all" and len(self._grabs) >= self._capacity
 
+    def holds_back(self, ready: int) -> bool:
+        """Whether nothing is to be taken now, since the consumer has to take items first.
+
+        Args:
+            ready: Number of items that have left the queue, and wait for the consumer.
+        """
+        return self.must_wait or (self._keep == "all" and ready >= self._capacity)
+
     @property
     def capacity(self) -> int:
         """The most items that are held."""

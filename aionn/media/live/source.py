@@ -32,9 +32,11 @@ import msgspec
 
 from aionn.errors import Error, InvalidArgument, named, shown
 from aionn.media.arguments import checked_function, checked_text
+from aionn.media.live.attempts import until_attempt
 from aionn.media.live.capture import Arrivals, Capture, CorruptItem, Grab, Opener, SourceUnavailable
+from aionn.media.live.changes import Changes
 from aionn.media.live.queueing import GrabQueue, is_stale
-from aionn.media.live.readable import until_readable
+from aionn.media.live.readable import while_readable
 from aionn.media.live.reconnection import Connection, ConnectionState, Health, Reconnection
 from aionn.media.live.silence import Silence
 from aionn.media.live.statistics import LiveStatistics
@@ -57,9 +59,6 @@ SPURIOUS_S = 0.005
 HELD_S = 0.005
 """Pause while the consumer holds every buffer of a device that fills memory of the application: a fraction of any camera's
 period."""
-
-ARRIVAL_S = 0.05
-"""Pause after a device has come: udev gives it to its group some milliseconds later, and it has several nodes."""
 
 CONVERT_S_MAX = 5.0
 """A conversion takes milliseconds; one that takes so long will not end, and the source is opened again."""
@@ -143,7 +142,7 @@ class LiveSource(InThisProcess, Generic[T]):
         self._queue = GrabQueue(checked_keep(keep, name), checked_queue_max(queue_max, "queue_max", name))
         self._policy = reconnect
         self._unused: Callable[[T], object] | None = unused
-        self._is_held = is_held
+        self._is_held = is_held or (lambda: False)
         self._arrivals = arrivals
         self._now = now
         self._rng = rng
@@ -152,6 +151,7 @@ class LiveSource(InThisProcess, Generic[T]):
         self._capture: Capture[T] | None = None
         self._converting: Call[T] | None = None
         self._ready: deque[T] = deque()
+        self._changed = Changes()
         self._consumer = OneConsumer()
         self._failure: Exception | None = None
         self._has_ended = False
@@ -162,6 +162,7 @@ class LiveSource(InThisProcess, Generic[T]):
         # The items before which the source was lost, that were not delivered yet: one that is dropped leaves its gap to the next.
         self._gaps: deque[int] = deque(maxlen=GAPS_MAX)
         self._damaged_row = self._undecodable_row = 0
+        self._had_nothing = False
         self._broken: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
         self._convert_ns = self._conversion_ns = 0
@@ -180,7 +181,6 @@ class LiveSource(InThisProcess, Generic[T]):
                 f"{self._name}: expected a source that was not used before, this one is {self._state}; make another"
             )
         self._state = "open"
-        self._changed = anyio.Event()
         self._connection = Connection(self._policy, self._now(), self._rng)
         try:
             await self._try_to_open()
@@ -290,7 +290,7 @@ class LiveSource(InThisProcess, Generic[T]):
     def _take_ready(self, *, follows_gap: bool) -> T:
         """The item that was converted first, marked if it follows a gap."""
         item = self._ready.popleft()
-        self._announce_change()
+        self._changed.announce()
         while self._gaps and self._gaps[0] <= item.index:
             self._gaps.popleft()
             follows_gap = True
@@ -318,11 +318,6 @@ class LiveSource(InThisProcess, Generic[T]):
     def health(self) -> Health:
         """State of the connection: since when, and why it was last lost."""
         return self._connection.health()
-
-    # An anyio event cannot be cleared, so each change uses one up.
-    def _announce_change(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
 
     def _drop_ready(self) -> None:
         """Drops the items that were converted and not delivered."""
@@ -392,7 +387,7 @@ class LiveSource(InThisProcess, Generic[T]):
                 if self._connection.state is ConnectionState.LIVE:
                     await self._read_until_lost()
                 elif self._connection.state is ConnectionState.WAITING:
-                    await self._until_attempt(self._connection.wake_ns)
+                    await until_attempt(self._connection.wake_ns, self._now, self._arrivals)
                     self._connection.due(self._now())
                 else:
                     await self._try_to_open()
@@ -400,7 +395,7 @@ class LiveSource(InThisProcess, Generic[T]):
             self._failure = e
         finally:
             self._has_ended = True
-            self._announce_change()
+            self._changed.announce()
 
     async def _read_until_lost(self) -> None:
         capture = self._capture
@@ -424,11 +419,11 @@ class LiveSource(InThisProcess, Generic[T]):
         silence = Silence(self._now())
         while True:
             self._check_items(capture)
-            if self._queue.must_wait or (self._queue.keeps_all and len(self._ready) >= self._queue.capacity):
+            if self._queue.holds_back(len(self._ready)):
                 await self._changed.wait()
                 silence.excuse(self._now())
                 continue
-            if self._is_held is not None and self._is_held():
+            if self._is_held():
                 await anyio.sleep(HELD_S)
                 silence.excuse(self._now())
                 continue
@@ -438,15 +433,18 @@ class LiveSource(InThisProcess, Generic[T]):
                     f"{capture.name}: expected an item within {silence.limit_ns / 1e9:g} s, got none; the device or "
                     "the server is silent"
                 )
-            if not await until_readable(capture.fileno(), left_ns / 1e9):
-                continue
-            count = self._drain(capture)
-            if count:
-                silence.end(self._now(), capture.period_ns)
-                # The consumer takes the item before the next wait is prepared, which takes as long as the rest of the way.
-                await asyncio.sleep(0)
-            else:
+            read = functools.partial(self._take, capture, silence)
+            if await while_readable(capture.fileno(), read, left_ns / 1e9) and self._had_nothing:
                 await anyio.sleep(SPURIOUS_S)
+
+    def _take(self, capture: Capture[T], silence: Silence) -> bool:
+        """Takes what the capture has; returns whether the next wait is only for more of it."""
+        self._had_nothing = not self._drain(capture)
+        if self._had_nothing:
+            return False
+        silence.end(self._now(), capture.period_ns)
+        self._check_items(capture)
+        return not (self._queue.holds_back(len(self._ready)) or self._is_held())
 
     def _drain(self, capture: Capture[T]) -> int:
         """Takes what the capture has, at most as much as it has buffers; returns how many items that were."""
@@ -528,7 +526,7 @@ class LiveSource(InThisProcess, Generic[T]):
         if grabs:
             if self._unexchanged < UNEXCHANGED_MAX and self._conversion_ns <= PREPARED_NS_MAX:
                 self._prepare(capture)
-            self._announce_change()
+            self._changed.announce()
 
     # Conversion
 
@@ -543,7 +541,7 @@ class LiveSource(InThisProcess, Generic[T]):
         if capture is None or self._converting is not None or not len(self._queue):
             return
         grab = self._queue.take()
-        self._announce_change()  # There is room.
+        self._changed.announce()  # There is room.
         if capture.is_immediate:
             self._ready.append(capture.convert(grab))
             capture.requeue(grab)
@@ -572,22 +570,7 @@ class LiveSource(InThisProcess, Generic[T]):
             if self._queue.keeps_latest:
                 self._drop_ready()  # No exchange has used it.
             self._ready.append(call.future.result())
-        self._announce_change()
-
-    async def _until_attempt(self, due_ns: int) -> None:
-        """Waits until the next attempt is due, or a device has come."""
-        watch = None if self._arrivals is None else self._arrivals()
-        try:
-            while (left_ns := due_ns - self._now()) > 0:
-                left_s = max(left_ns, 1_000) / 1e9
-                if watch is None:
-                    await anyio.sleep(left_s)
-                elif await until_readable(watch.fileno(), left_s) and watch.news():
-                    await anyio.sleep(min(left_s, ARRIVAL_S))
-                    return
-        finally:
-            if watch is not None:
-                watch.close()
+        self._changed.announce()
 
 
 def _close(capture: Capture[Any]) -> None:
