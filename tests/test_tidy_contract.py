@@ -25,6 +25,7 @@ LOOKED_FOR: dict[str, str] = {
     "__file__": "a module without a file, such as a built-in one, lacks it",
     "data": "an application's item, which may be a frame",
     "info": "the application's argument, which may be anything",
+    "is_newer_due": "an application's source, which may be any async iterable",
     "loop": "a worker thread of anyio has it, other threads do not",
     "newest_in_place_of": "an application's source, which may be any async iterable",
     "native_token": "anyio's name for the loop, which only some of its versions have",

@@ -1,6 +1,7 @@
-"""The silence after which a live source is lost: a pure object that takes the time as an argument.
+"""The pauses between the items of a live source: the silence after which it is lost, and the item that is about to come. Pure: it
+takes the time as an argument.
 
-Owns the limit, and the pauses that it follows. Refuses to own the wait (`source.py`).
+Owns the limits, and the pauses that they follow. Refuses to own the waits (`source.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ PAUSES_KEPT = 8
 a slow stream, in which exposure and network vary, and pass within 0.3 s where it is fast again."""
 
 
+DUE_SHARE = 4
+"""An item that is expected within a quarter of a period is worth a wait: it is younger than the last one by three quarters. A slow
+consumer loses an eighth of its results at most, where it needs 1.75 periods for one and waits before each."""
+
+LATE_SHARE = 8
+"""An item that is expected is waited for so much of a period longer: the pace of a network and of a busy machine varies."""
+
+
 class Silence:
     """The pauses between the items of one connection.
 
@@ -50,6 +59,15 @@ class Silence:
     def excuse(self, now_ns: int) -> None:
         """Begins a new pause, since the source was not read."""
         self._last_ns = now_ns
+
+    def worthwhile_ns(self, now_ns: int) -> int:
+        """The longest wait for the next item that is worthwhile for a consumer that could take the last one; 0 if none is."""
+        pauses_ns = self._pauses_ns
+        if pauses_ns is None or len(pauses_ns) < PAUSES_KEPT:
+            return 0
+        period_ns = sorted(pauses_ns)[PAUSES_KEPT // 2]
+        left_ns = self._last_ns + period_ns - now_ns
+        return left_ns + period_ns // LATE_SHARE if 0 < left_ns <= period_ns // DUE_SHARE else 0
 
     def end(self, now_ns: int, period_ns: int | None) -> None:
         """Ends a pause: an item has come.

@@ -18,7 +18,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Final, Generic, Literal, Self, TypeVar
 
@@ -311,6 +311,11 @@ class Through(AsyncIterator[T], Generic[T]):
         if newest is not item:
             self._recorder.add(newest)
         return newest
+
+    def is_newer_due(self, then: Callable[[], object]) -> bool:
+        """As that of the items' source; False where it has none."""
+        ask = getattr(self._items, "is_newer_due", None)
+        return ask is not None and bool(ask(then))
 
 
 def _nothing() -> None:

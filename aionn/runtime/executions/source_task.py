@@ -82,6 +82,12 @@ class SourceTask:
         exchange = getattr(self._items, "newest_in_place_of", None)
         return item if exchange is None else exchange(item)
 
+    def is_newer_due(self, then: Callable[[], object]) -> bool:
+        """Whether the source has a newer item than all so soon that it is better waited for; ``then`` is called at the end of that
+        wait. False for sources that know no pace."""
+        ask = getattr(self._items, "is_newer_due", None)
+        return ask is not None and bool(ask(then))
+
     async def aclose(self) -> None:
         """Closes a generator that has not ended. Idempotent. The application's other sources stay open: they are its own."""
         items, self._items = self._items, None

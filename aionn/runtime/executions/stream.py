@@ -320,7 +320,11 @@ class StreamPump:
 
     def wants(self) -> bool:
         """Whether the item that waits can have a buffer now: see ``Waiting``."""
-        return not self.is_over and not self._is_full()
+        return not (self.is_over or self._is_full() or self._is_newer_due())
+
+    def _is_newer_due(self) -> bool:
+        """Whether a newer item than the one that waits is about to come; the pool then offers its buffer again."""
+        return self._source.is_newer_due(self._pool.offer_free)
 
     def take(self, buffer: FrameBuffer) -> None:
         """Puts the item that waits, or a newer one, into a buffer."""

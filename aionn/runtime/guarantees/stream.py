@@ -83,6 +83,9 @@ class ReservedPump(StreamPump):
     def _renew(self, item: Item) -> None:
         """Keeps the item: each frame of a reservation is reported."""
 
+    def _is_newer_due(self) -> bool:
+        return False
+
     def hold(self, item: Item) -> None:
         """See ``StreamPump.hold``."""
         super().hold(item)
