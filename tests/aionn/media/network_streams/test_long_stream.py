@@ -54,6 +54,7 @@ def test_delay_stays_bounded_at_twice_the_rate_of_the_model_through_every_distur
                     return
                 elif kind == "silence":
                     await asyncio.sleep(600)
+                    return  # The client has left long ago: nothing more is injected for it.
             lost = injected and injected[-1] == "loss" and rng.random() < 0.2
             # The level is the number modulo 50, four levels apart, so that the encoder does not change it.
             level = len(sent) % 50 * 4 + 20
