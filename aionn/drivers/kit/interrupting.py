@@ -75,7 +75,7 @@ class Interrupts:
             try:
                 start_thread(thread, self._name)
             except ResourceExhausted:
-                return  # The run goes on to its end, and its caller is notified in time all the same.
+                return  # The run continues to its end, and its caller is notified in time all the same.
             self._thread = thread
         elif self._wakes_ns is None or deadline_ns < self._wakes_ns:
             self._condition.notify()
