@@ -41,6 +41,8 @@ GROUPS = (
             "StreamResult",
             "GuaranteedStream",
             "StreamReservation",
+            "FleetStreams",
+            "PlacedStream",
         ),
     ),
     Group("Writing inputs", ("image_writer", "value_writer")),

@@ -29,12 +29,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from aionn.errors import ErrorStatus, GeneralFailure
 from aionn.hal.capabilities import DeviceInfo, DeviceStatus
 from aionn.hal.launch import GiveNativeCall, Launch, TaskLaunch
-from aionn.hal.memory import Memory
+from aionn.hal.memory import BufferDesc, BufferRole, Memory
 from aionn.hal.model import Model
 from aionn.hal.qos import ExecutionPreference, Priority
 from aionn.hal.request import ExecutionResult, FencedTiming, OutputShape, Request, Timing
@@ -43,8 +41,6 @@ from fences import SyncFence
 __all__ = [
     "Buffer",
     "BufferDefaults",
-    "BufferDesc",
-    "BufferRole",
     "Burst",
     "BurstDefaults",
     "CacheFiles",
@@ -74,26 +70,6 @@ class CacheFiles(NamedTuple):
     data: Sequence[int]
     token: bytes
     bytes_max: int | None = None
-
-
-class BufferDesc(msgspec.Struct, frozen=True, array_like=True):
-    """The known part of a device memory's shape beyond its roles; empty or 0 where unknown."""
-
-    dimensions: tuple[int, ...] = ()
-
-
-class BufferRole(msgspec.Struct, frozen=True, array_like=True):
-    """One use that a device memory is meant for.
-
-    Attributes:
-        model_index: Which prepared model of the call.
-        io_index: Which of its inputs or outputs.
-        probability: Likelihood of the use, above 0 and at most 1.
-    """
-
-    model_index: int
-    io_index: int
-    probability: float = 1.0
 
 
 ExecutionCallback = Callable[[ErrorStatus, Sequence[OutputShape], Timing], None]

@@ -36,6 +36,8 @@ from fmq.available import MemoryShortage, check_available
 
 __all__ = [
     "PREFERRED_ALIGNMENT_BYTES",
+    "BufferDesc",
+    "BufferRole",
     "PREFERRED_PADDING_BYTES",
     "HardwareBufferDesc",
     "HardwareBufferFormat",
@@ -99,6 +101,26 @@ _PIXELS = {
     HardwareBufferFormat.BLOB: (1, 1),
     HardwareBufferFormat.R8_UNORM: (1, 1),
 }
+
+
+class BufferDesc(msgspec.Struct, frozen=True, array_like=True):
+    """The known part of a device memory's shape beyond its roles; empty or 0 where unknown."""
+
+    dimensions: tuple[int, ...] = ()
+
+
+class BufferRole(msgspec.Struct, frozen=True, array_like=True):
+    """One use that a device memory is meant for.
+
+    Attributes:
+        model_index: Which prepared model of the call.
+        io_index: Which of its inputs or outputs.
+        probability: Likelihood of the use, above 0 and at most 1.
+    """
+
+    model_index: int
+    io_index: int
+    probability: float = 1.0
 
 
 class HardwareBufferDesc(msgspec.Struct, frozen=True, array_like=True):
