@@ -156,6 +156,9 @@ class _Node:
         self.streams: dict[str, FleetStream] = {}
         self.free_ppm = [node.cap_ppm] * node.slots
         self.fronts = [_Front([]) for _ in range(node.slots)]
+        link = node.link
+        self._latencies_ns = 2 * (link.latency_ns + link.jitter_ns)
+        self._wait_ns = link.wait_ns if link.bytes_per_s else 0
 
     def costs(self, stream: FleetStream) -> dict[int, SlotCost]:
         """By slot, the emptiest first."""
@@ -176,17 +179,19 @@ class _Node:
         duration_ns, period_ns = cost.duration_ns, terms.period_ns
         if duration_ns * SHARE_PPM > max(self.free_ppm) * period_ns:
             return False
-        way = Way.over(node.link, stream.up_bytes, stream.down_bytes)
-        times_ns = way.times_ns(terms)
-        if times_ns is None or not self.load.bears(way, period_ns, *times_ns):
-            return False
-        first_ns = times_ns[0] - times_ns[1]
+        # The least time to its deadline, as in its terms at the node: no transfer takes longer than the wait, or the link has no room.
+        waits_ns = self._wait_ns * ((stream.up_bytes > 0) + (stream.down_bytes > 0))
+        first_ns = terms.deadline_ns - terms.jitter_ns - self._latencies_ns - waits_ns
         piece_ns = cost.piece_ns if node.can_preempt else duration_ns
         share_ppm = -(-duration_ns * SHARE_PPM // period_ns)
-        return any(
-            share_ppm <= free_ppm and front.is_in_time_with(first_ns, duration_ns, piece_ns)
-            for free_ppm, front in zip(self.free_ppm, self.fronts, strict=True)
-        )
+        for free_ppm, front in zip(self.free_ppm, self.fronts, strict=True):
+            if share_ppm <= free_ppm and front.is_in_time_with(first_ns, duration_ns, piece_ns):
+                break
+        else:
+            return False
+        way = Way.over(node.link, stream.up_bytes, stream.down_bytes)
+        times_ns = way.times_ns(terms)
+        return times_ns is not None and self.load.bears(way, period_ns, *times_ns)
 
 
 class _Front:
