@@ -179,7 +179,7 @@ class _Node:
         duration_ns, period_ns = cost.duration_ns, terms.period_ns
         if duration_ns * SHARE_PPM > max(self.free_ppm) * period_ns:
             return False
-        # The least time to its deadline, as in its terms at the node: no transfer takes longer than the wait, or the link has no room.
+        # The least time to its deadline, as in its terms at the node: a link whose wait a transfer exceeds has no room for it.
         waits_ns = self._wait_ns * ((stream.up_bytes > 0) + (stream.down_bytes > 0))
         first_ns = terms.deadline_ns - terms.jitter_ns - self._latencies_ns - waits_ns
         piece_ns = cost.piece_ns if node.can_preempt else duration_ns
