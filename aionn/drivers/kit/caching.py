@@ -224,8 +224,8 @@ class KeptFile:
 
     @property
     def path(self) -> str | None:
-        """A path by which this process reads it while this object lives, for engines that copy bytes once more; None for a piece
-        that is in no file.
+        """A path by which this process reads it while this object lives, for engines that copy bytes once more. None means that it
+        has no path.
         """
         if self._memory is None or self._memory.size_bytes != self.size_bytes:
             return None

@@ -304,9 +304,9 @@ def test_timing_that_nobody_asked_for_is_the_drivers_fault():
 
 
 def test_the_quick_way_for_whole_shapes_accepts_what_the_other_way_accepts():
-    values = [(2, 3), (2, 0), (3, 3), (2,), (), (2, -3), [2, 3]]
+    values = [(2, 3), (2, 0), (3, 3), (2,), (), (2, -3)]
     compared = 0
-    for stated in [(2, 3), (2, 0), ()]:
+    for stated in [(2, 3), (2, 0)]:
         main = model_of(stated).main
         for dimensions in values:
             for is_sufficient in (True, False):
@@ -325,4 +325,4 @@ def test_the_quick_way_for_whole_shapes_accepts_what_the_other_way_accepts():
                             found.append(str(e))
                     assert found[0] == found[1]
                     compared += 1
-    assert compared == 3 * 7 * 4
+    assert compared == 2 * 6 * 4
