@@ -95,7 +95,8 @@ def main() -> None:
         started = aionn.ray.start_nodes("reference", resource=RESOURCE, any_client=True)
         again = aionn.ray.start_nodes("reference", resource=RESOURCE, any_client=True)
         free = ray.available_resources().get(RESOURCE, 0)
-        fleet = aionn.ray.ray_fleet()
+        # A busy machine keeps a node silent for longer than 200 ms. One that is killed ends its connections immediately.
+        fleet = [f"{address}?silence_ms=10000" for address in aionn.ray.ray_fleet()]
 
         # The node beside that of the head.
         number = next(
