@@ -40,6 +40,8 @@ GROUPS = (
             "Stream",
             "StreamResult",
             "GuaranteedStream",
+            "FleetStreams",
+            "PlacedStream",
             "StreamReservation",
             "FleetStreams",
             "PlacedStream",
