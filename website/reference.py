@@ -40,8 +40,6 @@ GROUPS = (
             "Stream",
             "StreamResult",
             "GuaranteedStream",
-            "FleetStreams",
-            "PlacedStream",
             "StreamReservation",
             "FleetStreams",
             "PlacedStream",

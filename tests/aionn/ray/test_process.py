@@ -25,8 +25,9 @@ SERVE = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 port = sys.argv[3].rpartition(":")[2]
+with open(sys.argv[-1], "a") as file:
+    file.write(port + "\\n")
 print(f"serving x at 127.0.0.1:{port if port != '0' else 5555}; Ctrl-C ends it", flush=True)
-open(sys.argv[-1], "a").write(port + "\\n")
 sys.stdin.read()
 """
 
