@@ -177,16 +177,26 @@ def read_counters(schedstat: bytes, stat: bytes) -> tuple[int, dict[int, int]]:
 class _Counters:
     """The kernel's counters for the thread that makes this object, and the processors that it may run on.
 
+    Their files are opened when they are first read: a server without a reservation keeps no descriptor for them.
+
     Args:
         counts_thread: Whether the thread's own counter is read.
     """
 
     def __init__(self, *, counts_thread: bool) -> None:
         self._thread = threading.get_native_id()
-        own = _opened("/proc/thread-self/schedstat") if counts_thread else None
-        self._files = [own, _opened("/proc/stat")]
+        self._counts_thread = counts_thread
+        self._files: list[int | None] = []
+        self._opening = threading.Lock()
 
     def __call__(self) -> tuple[int, Mapping[int, int]]:
+        if not self._files:
+            with self._opening:
+                if not self._files:
+                    own = (
+                        _opened(f"/proc/self/task/{self._thread}/schedstat") if self._counts_thread else None
+                    )
+                    self._files = [own, _opened("/proc/stat")]
         schedstat, stat = (_read(fd) for fd in self._files)
         waited_ns, stolen_ns = read_counters(schedstat, stat)
         try:

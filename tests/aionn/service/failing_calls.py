@@ -227,7 +227,8 @@ def report_of(
     report: dict[str, dict[str, int]] = {}
     wrong: list[str] = []
     for _ in range(1 if server is None else 2):
-        assert lives.one() == ("success", []), "a life that nothing disturbs"
+        undisturbed = lives.one()
+        assert undisturbed == ("success", []), f"a life that nothing disturbs: {undisturbed}"
     gc.collect()
     gc.freeze()  # What stays to the end need not be looked at after each life.
     for fault in faults:
