@@ -306,7 +306,8 @@ async def test_driver_in_the_application_without_the_members_is_refused(small: A
     async with aionn.open(devices=[HandWritten(MixedModel)]) as runtime:
         net = await runtime.compile(small.sum_model())
         with pytest.raises(
-            GeneralFailure, match=r"OldBurst lacks thread_id, in_flight, launch; inherit aionn\.hal\.BurstDefaults"
+            GeneralFailure,
+            match=r"OldBurst lacks thread_id, in_flight, launch; inherit aionn\.hal\.BurstDefaults",
         ):
             async with net.burst():
                 pass
