@@ -189,10 +189,7 @@ class BurstController(BurstByLaunch, BurstDefaults):
             launch = BurstLaunch(self, packet, request)
         elif is_limited:
             launch.packet = packet
-        if self._requests.write_message(packet):
-            self._sent = launch
-        else:
-            self._send(launch)  # Raises the reason.
+        self._send(launch)
         self._launch = launch
         payload: bytes | None = None
         self._has_reader = True

@@ -199,7 +199,7 @@ class Operand(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 _TYPE_BY_CODE = {int(member): member for member in OperandType}
-_DTYPE_BY_TYPE = {member: np.dtype(p.dtype) for member, p in OPERAND_TYPE_PROPERTIES.items()}
+_DTYPE_BY_CODE = {int(member): np.dtype(p.dtype) for member, p in OPERAND_TYPE_PROPERTIES.items()}
 
 
 def is_extension_operand_type(code: int) -> bool:
@@ -219,7 +219,7 @@ def operand_dtype(code: int) -> np.dtype[np.generic]:
     Raises:
         KeyError: ``code`` is not a base type.
     """
-    return _DTYPE_BY_TYPE[_TYPE_BY_CODE[int(code)]]
+    return _DTYPE_BY_CODE[int(code)]
 
 
 def is_scalar_type(code: int) -> bool:

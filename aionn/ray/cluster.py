@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import aionn
 from aionn.ray.actor import NodeActor
 from aionn.ray.settings import (
+    PREFIX,
     NodeSettings,
     NodeTls,
     actor_name,
@@ -36,7 +37,7 @@ ANSWER_S_MAX: Final = 10.0
 """Time in which an actor answers: it has nothing else to do, and Ray notices the end of its process after seconds."""
 
 DRAIN_S_MAX: Final = 60.0
-"""Time for a drain: ``aionn serve`` gives accepted executions ten seconds by default."""
+"""Time for a drain: ``aionn serve`` gives accepted executions eight seconds by default."""
 
 NODES_MAX: Final = 64
 """Most addresses that a runtime takes; see ``docs/fleet.md``."""
@@ -257,7 +258,7 @@ def drain_node(device: str, *, within_s: float = DRAIN_S_MAX) -> None:
     """
     ray = loaded()
     try:
-        actor = ray.get_actor(f"aionn/{device}", NAMESPACE)
+        actor = ray.get_actor(PREFIX + device, NAMESPACE)
     except ValueError:
         raise aionn.DeviceUnavailable(f"drain_node: the cluster has no node {device!r}") from None
     try:

@@ -47,9 +47,8 @@ def now_ns() -> int:
     """The time now: the running loop's, or CLOCK_MONOTONIC outside of a loop."""
     loop = _get_running_loop()
     if loop is None or type(loop).time is _time_of_asyncio:
-        return (
-            time.monotonic_ns()
-        )  # The same clock, without a call of Python: several times in each execution.
+        # The same clock, without a call of Python: several times in each execution.
+        return time.monotonic_ns()
     # Rounded: seconds as a float are seldom exact, and a nanosecond lost here would miss an exact deadline.
     return round(loop.time() * 1e9)
 

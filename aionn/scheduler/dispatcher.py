@@ -357,10 +357,7 @@ class Dispatcher:
         if job is self._unplanned:
             self._slots[0].job = self._unplanned = None
             self._passed_count += 1
-            if outcome == "ended":
-                self._estimates.observe(job.model, max(0, now_ns - job.started_ns))
-            else:
-                self._learn(job, now_ns, outcome)
+            self._learn(job, now_ns, outcome)
             return now_ns
         slot = self._slot_of(job)
         if slot is not None:

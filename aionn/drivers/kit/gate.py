@@ -30,7 +30,7 @@ from typing import TypeVar
 
 from aionn.drivers.kit.threads.classes import running_as, serving
 from aionn.errors import DeviceUnavailable, Error, MissedDeadline, ResourceExhausted, general_failure_of
-from aionn.hal import Priority, effective_loop_timeout_ns
+from aionn.hal import Priority
 from aionn.hal.callers import client_of_call
 from aionn.interpreter import RunControl
 from aionn.platform.real_work import real_work
@@ -59,7 +59,7 @@ class ThreadJob(ClientJob):
     def __init__(
         self, priority: Priority, deadline_ns: int | None, *, owner: Hashable, model: Hashable
     ) -> None:
-        ClientJob.__init__(self, priority, deadline_ns, owner=owner, model=model)
+        super().__init__(priority, deadline_ns, owner=owner, model=model)
         self._started: threading.Lock | None = None
         self.away_ns = 0
 
@@ -391,11 +391,13 @@ class GateControl(RunControl):
         loop_timeout_ns: int | None,
         is_cancelled: Callable[[], bool] | None,
     ) -> None:
-        # As the base class does, without a call: this is in the way of every frame.
-        self.deadline_ns = deadline_ns
-        self.loop_timeout_ns = effective_loop_timeout_ns(loop_timeout_ns)
-        self.is_cancelled = is_cancelled
-        self.now = gate._now
+        RunControl.__init__(
+            self,
+            deadline_ns=deadline_ns,
+            loop_timeout_ns=loop_timeout_ns,
+            is_cancelled=is_cancelled,
+            now=gate._now,
+        )
         self._gate = gate
         self._job = job
 
@@ -422,8 +424,7 @@ class GateControl(RunControl):
                 self._gate.look()
             if job.is_preempted:
                 self._gate._pause(job)
-        if self.deadline_ns is not None or self.is_cancelled is None or self.is_cancelled():
-            RunControl.check(self)
+        RunControl.check(self)
 
 
 class _CallerJob(ThreadJob):

@@ -271,9 +271,7 @@ async def run_job(job: ExecutionJob) -> Result:
         raise
     finally:
         job.leave()
-    owner = job.owner
-    if owner.figures is not None or owner.report is not None or _logger.isEnabledFor(logging.DEBUG):
-        job.note_end(ErrorStatus.NONE, result)
+    job.note_end(ErrorStatus.NONE, result)
     return result
 
 
@@ -431,7 +429,7 @@ def _enter(job: ExecutionJob, step: Step) -> TaskJob:
     dispatcher = step.dispatcher
     job.state = ExecutionState.WAITING_FOR_SLOT
     work = dispatcher.enter(
-        priority=job.rank if job.lent_priority > job.priority else job.priority,
+        priority=job.rank,
         deadline_ns=job.deadline_ns,
         model=step.key,
         declared_ns=step.prepared_step.prepared.expected_duration_ns,
@@ -496,9 +494,7 @@ async def _landed(
             if not isinstance(e, MissedDeadline):
                 ask_to_stop(launch)  # A device that misses the deadline knows that itself.
         raise
-    if dispatcher is not None and work is not None:
-        job.work = None
-        job.landed_ns = dispatcher.release(work, outcome=outcome_of_end(result))
+    _release(job, dispatcher, work, outcome_of_end(result))
     return result
 
 
@@ -536,9 +532,8 @@ def outcome_of_end(end: ExecutionResult | BaseException) -> Outcome:
     """The outcome that the scheduler learns from."""
     if isinstance(end, ExecutionResult):
         return "ended" if end.output_sufficient_size else "failed"
-    return (
-        "late" if isinstance(end, MissedDeadline) and end.transient else "failed"
-    )  # Persistent: it was never begun.
+    # A persistent one was never begun.
+    return "late" if isinstance(end, MissedDeadline) and end.transient else "failed"
 
 
 async def _fall_back(job: ExecutionJob, step: Step, area: RequestArea, error: Error) -> Timing:

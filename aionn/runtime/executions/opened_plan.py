@@ -20,7 +20,6 @@ from aionn.hal import (
     BurstDefaults,
     ExecutionResult,
     Launch,
-    LaunchBase,
     Priority,
     check_abilities,
     check_launch,
@@ -118,8 +117,7 @@ class _StepInBurst(Step):
                 result = await burst.hal.execute_synchronously(self._request, buffer.identifiers)
             else:
                 launch = burst.hal.launch(self._request, buffer.identifiers, deadline_ns=deadline_ns)
-                if not isinstance(launch, LaunchBase):
-                    check_launch(launch, "burst")
+                check_launch(launch, "burst")
                 result = await buffer.owner.background.in_time(deadline_ns, launch, _passed)
         except BaseException as e:
             job = job_of(buffer, deadline_ns, rank, False, copy)
@@ -262,9 +260,8 @@ class OpenedPlan:
         try:
             await finish_all(closings)
         finally:
-            for step, key in zip(
-                self.plan.steps, self.keys, strict=False
-            ):  # Without keys where opening failed.
+            # There are no keys where opening failed.
+            for step, key in zip(self.plan.steps, self.keys, strict=False):
                 step.device.reservations.forget_model(key)
             self._kept.release()
             for buffer in self.buffers:

@@ -20,17 +20,7 @@ from typing import NamedTuple, Protocol
 
 from aionn.errors import Error, InvalidArgument, OutputInsufficientSize
 from aionn.hal import Burst as HalBurst
-from aionn.hal import (
-    ExecutionResult,
-    Launch,
-    LaunchBase,
-    Model,
-    PreparedModel,
-    Priority,
-    Request,
-    Timing,
-    check_launch,
-)
+from aionn.hal import ExecutionResult, Launch, Model, PreparedModel, Priority, Request, Timing, check_launch
 from aionn.hal.callers import ReservedFrame
 from aionn.runtime.background import Background
 from aionn.runtime.devices import RuntimeDevice
@@ -98,26 +88,22 @@ class DeviceBurst:
         is_closed: Whether the application has closed it: a launch that ends with DeadObject was ended by that, and not by a death.
     """
 
-    __slots__ = ("_gives_launches", "_launch", "hal", "is_closed", "is_taken")
+    __slots__ = ("_launch", "hal", "is_closed", "is_taken")
 
     def __init__(self, hal: HalBurst) -> None:
         self.hal = hal
         self.is_closed = self.is_taken = False
-        self._gives_launches = hal.in_flight is not None
         self._launch: Launch | None = None
 
     @property
     def is_free(self) -> bool:
         """Whether nothing runs through it."""
-        launch = self._launch
-        return not self.is_taken and (launch is None or launch.is_done)
+        return not self.is_taken and (self._launch is None or self._launch.is_done)
 
     @property
     def is_direct(self) -> bool:
         """Whether it can execute directly now: it is free, and its driver gives the launch that a call leaves at the device."""
-        launch = self._launch
-        is_busy = self.is_taken or self.is_closed or (launch is not None and not launch.is_done)
-        return self._gives_launches and not is_busy
+        return self.is_free and not self.is_closed and self.hal.in_flight is not None
 
     def leave(self) -> Launch | None:
         """Ends a direct execution that was cancelled or has failed; returns its launch if the device has not ended it."""
@@ -139,8 +125,7 @@ class DeviceBurst:
             deadline_ns=job.deadline_ns,
             loop_timeout_ns=job.loop_timeout_ns,
         )
-        if not isinstance(launch, LaunchBase):
-            check_launch(launch, "burst")
+        check_launch(launch, "burst")
         self._launch = launch
         return launch
 

@@ -159,9 +159,8 @@ class Feed(AsyncIterator[Any]):
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self.taken: deque[tuple[Any, int]] = (
-            deque()
-        )  # As many as the stream has buffers, and one that waits for one.
+        # As many as the stream has buffers, and one that waits for one.
+        self.taken: deque[tuple[Any, int]] = deque()
         self.is_cut = False
 
     async def __anext__(self) -> Any:
