@@ -2,8 +2,8 @@
 
 Invariants:
 1. A process that ends by itself is started again after a pause, which doubles with each failure up to ``PAUSE_NS_MAX``.
-2. After ``FAILURES_MAX`` failures in a row none is started any more: a device that cannot be served is reported and not tried
-   without end. A process that has served for ``STEADY_NS`` has no failures behind it.
+2. After more than ``FAILURES_MAX`` failures in a row none is started any more: a device that cannot be served is reported and not
+   tried without end. A process that has served for ``STEADY_NS`` has no failures behind it.
 3. A node that drains is never started again.
 """
 
@@ -20,7 +20,8 @@ PAUSE_NS_MAX: Final = 10_000_000_000
 device is reset needs seconds, and more starts would only burn its processors."""
 
 FAILURES_MAX: Final = 8
-"""Failures in a row, over half a minute with these pauses: a mistake in the arguments does not go away."""
+"""Failures in a row after each of which it is started again, over half a minute with these pauses: a mistake in the arguments does
+not go away."""
 
 STEADY_NS: Final = 10_000_000_000
 """Time of service after which earlier failures do not count: a start, a model and its first frames are within it."""
