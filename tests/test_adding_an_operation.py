@@ -1,4 +1,4 @@
-"""docs/adding-an-operation.md lists every place that an operation appears in."""
+"""docs/drivers/adding-an-operation.md lists every place that an operation appears in."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "adding-an-operation.md"
+PAGE = ROOT / "docs" / "drivers" / "adding-an-operation.md"
 EVERYWHERE = "MIRROR_PAD"
 """An operation that appears in each place but the last ones, which few operations need."""
 

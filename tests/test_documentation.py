@@ -143,7 +143,7 @@ def test_example_in_the_documentation_is_a_program(name: str, code: str) -> None
 
 
 def test_every_public_error_says_what_to_do_next() -> None:
-    page = (ROOT / "docs" / "faults.md").read_text()
+    page = (ROOT / "docs" / "production" / "faults.md").read_text()
     errors = [name for name in aionn.__all__ if is_error(getattr(aionn, name))]
     assert "DeadObject" in errors and "Error" in errors
     for name in errors:

@@ -65,13 +65,13 @@ def test_no_excuse_is_needless(found):
     [(PreparedModel, PreparedModelDefaults), (Burst, BurstDefaults), (Buffer, BufferDefaults)],
 )
 def test_every_default_is_a_member_of_its_protocol_and_in_the_documentation(protocol, defaults):
-    page = (ROOT / "docs/drivers.md").read_text()
+    page = (ROOT / "docs/drivers/writing-a-driver.md").read_text()
     table = page.partition("## Without base classes")[2].partition("```")[0]
     members = {*vars(protocol), *vars(protocol).get("__annotations__", ())}
     for name in vars(defaults):
         if not name.startswith("_"):
             assert name in members, f"{protocol.__name__} has no {name}"
-            assert f"`{name}" in table, f"docs/drivers.md does not list {name}"
+            assert f"`{name}" in table, f"docs/drivers/writing-a-driver.md does not list {name}"
 
 
 def test_look_rule_catches():

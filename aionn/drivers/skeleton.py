@@ -1,7 +1,7 @@
 """A driver to clone: replace what is marked, and keep the rest.
 
 It runs three elementwise operations on float32: enough to show every place that a driver defines. Read
-``docs/drivers.md`` beside it. Try yours with ``aionn conformance YOUR_MODULE:YourDevice --suite vts``.
+``docs/drivers/writing-a-driver.md`` beside it. Try yours with ``aionn conformance YOUR_MODULE:YourDevice --suite vts``.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def contract_text(contract: OperationContract) -> str:
 
 
 def document() -> str:
-    """``docs/operations.md`` as text."""
+    """``docs/drivers/operations.md`` as text."""
     parts = [_HEAD.format(count=len(CONTRACTS))]
     for family in FAMILIES:
         name = family.rpartition(".")[2].replace("_", " ")

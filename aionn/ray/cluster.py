@@ -40,7 +40,7 @@ DRAIN_S_MAX: Final = 60.0
 """Time for a drain: ``aionn serve`` gives accepted executions eight seconds by default."""
 
 NODES_MAX: Final = 64
-"""Most addresses that a runtime takes; see ``docs/fleet.md``."""
+"""Most addresses that a runtime takes; see ``docs/production/fleet.md``."""
 
 _logger = logging.getLogger("aionn.manager")
 

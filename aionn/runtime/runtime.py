@@ -122,7 +122,7 @@ def open_runtime(
         execution_path: ``sync`` or ``async``: which of the driver's calls executions take. None takes ``AIONN_EXECUTION``.
         sockets: Sockets of ``aionn serve``; their devices are used in addition to other ones, after those of ``devices``. None
             takes ``AIONN_SOCKETS``.
-        fleet: Addresses of nodes, such as ``tls://edge2:7463``: see ``docs/fleet.md``. None takes ``AIONN_FLEET``.
+        fleet: Addresses of nodes, such as ``tls://edge2:7463``: see ``docs/production/fleet.md``. None takes ``AIONN_FLEET``.
         burst_controller_polling_us: Microseconds that a burst looks for a result before it sleeps; not for models compiled
             with ``low_power``. None takes ``AIONN_BURST_CONTROLLER_POLLING_US``.
         burst_server_polling_us: The same for the driver's end. None takes ``AIONN_BURST_SERVER_POLLING_US``.

@@ -1,4 +1,4 @@
-"""Every message of docs/troubleshooting.md is a text of the code, so that the page stays true."""
+"""Every message of docs/production/troubleshooting.md is a text of the code, so that the page stays true."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GAP = "\0"
 
 
 def listed_messages() -> list[str]:
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    page = (ROOT / "docs" / "production" / "troubleshooting.md").read_text()
     return re.findall(r"(?m)^\| `(.+?)` \|", page)
 
 
@@ -160,7 +160,7 @@ async def mistaken(program: str) -> str:
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_message_of_python_is_what_it_says() -> None:
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    page = (ROOT / "docs" / "production" / "troubleshooting.md").read_text()
     listed = re.findall(r"(?m)^\| Python: `(.+?)` \|", page)
     assert listed == list(PROGRAMS)
     for message, program in PROGRAMS.items():

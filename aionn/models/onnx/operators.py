@@ -1,6 +1,6 @@
 """The table of the ONNX operators that are converted to HAL operations.
 
-``docs/onnx-operators.md`` is generated from the table, and a test compares both. The modules of ``conversions`` contain the
+``docs/engines/onnx-operators.md`` is generated from the table, and a test compares both. The modules of ``conversions`` contain the
 conversions.
 
 Invariant: an operator of any operator set in ``graph.OPSETS`` is either written as its specification defines it, or rejected.
@@ -321,7 +321,7 @@ CONVERSIONS = {conversion.name: conversion for conversion in _TABLE}
 
 
 def document() -> str:
-    """The text of ``docs/onnx-operators.md``."""
+    """The text of ``docs/engines/onnx-operators.md``."""
     listed = sorted(_TABLE, key=lambda conversion: conversion.name)
     rows = "\n".join(f"| {c.name} | {c.how}{'' if c.name in CONTRACTS else _HAL_ONLY} |" for c in listed)
     others = ", ".join(sorted(CONTRACTS.keys() - CONVERSIONS.keys()))

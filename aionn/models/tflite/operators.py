@@ -1,7 +1,7 @@
 """The conversion of each builtin operator: the table of the importer.
 
 Owns the codes, names and the way of every builtin operator of the public schema: the function that writes it, or why the HAL cannot
-express it. ``docs/tflite-operators.md`` shows this table and a test keeps both equal.
+express it. ``docs/engines/tflite-operators.md`` shows this table and a test keeps both equal.
 
 Invariant: every code of the schema, 0 to 209, is listed here exactly once.
 
@@ -465,7 +465,7 @@ def operator_name(operator: TfliteOperator) -> str:
 
 
 def document() -> str:
-    """``docs/tflite-operators.md`` as text."""
+    """``docs/engines/tflite-operators.md`` as text."""
     known = sum(c.convert is not None for c in _TABLE)
     rows = "\n".join(
         f"| {c.code} | {c.name} | {'yes' if c.convert is not None else 'no'} | {c.how} |" for c in _TABLE

@@ -1,4 +1,4 @@
-"""docs/operations.md has every contract, word for word, and nothing that Markdown would read out of a formula."""
+"""docs/drivers/operations.md has every contract, word for word, and nothing that Markdown would read out of a formula."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aionn.hal import OperationType
 from aionn.ops import CONTRACTS, OperationContract
 from aionn.ops.document import _section, contract_text, document
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "drivers" / "operations.md"
 
 
 def sections() -> dict[str, str]:
@@ -32,7 +32,7 @@ def words(text: str) -> list[str]:
 
 def test_documented_reference_is_the_contracts() -> None:
     assert PAGE.read_text() == document(), (
-        "write it again: python -c 'from aionn.ops.document import document; print(document(), end=\"\")' > docs/operations.md"
+        "write it again: python -c 'from aionn.ops.document import document; print(document(), end=\"\")' > docs/drivers/operations.md"
     )
 
 

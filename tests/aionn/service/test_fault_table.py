@@ -1,4 +1,4 @@
-"""Faults of the table in docs/faults.md that no other test plants, and the table itself."""
+"""Faults of the table in docs/production/faults.md that no other test plants, and the table itself."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def functions_of(path: Path) -> set[str]:
 
 
 def test_every_row_of_the_table_names_tests_that_are_there(repository: Path) -> None:
-    page = (repository / "docs" / "faults.md").read_text()
+    page = (repository / "docs" / "production" / "faults.md").read_text()
     rows = re.findall(r"(?m)^\| (\d+) \|(.*)\|$", page)
     assert [int(number) for number, _ in rows] == [*range(1, 9), *range(16, 33), *range(49, 70)]
     for number, row in rows:

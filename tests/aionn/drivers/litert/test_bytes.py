@@ -393,7 +393,7 @@ async def test_listed_difference_is_one(tmp_path: Path, index: int) -> None:
 
 
 def test_differences_are_documented_and_shown() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "litert.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "engines" / "litert.md").read_text()
     for what, why in DIFFERENCES.items():
         assert f"| {what} | {why} |" in page
     assert len(EXAMPLES) == len(DIFFERENCES)

@@ -21,7 +21,7 @@ def weights(*shape):
 
 
 def test_the_documented_table_is_the_importers(repository):
-    assert (repository / "docs" / "onnx-operators.md").read_text() == document()
+    assert (repository / "docs" / "engines" / "onnx-operators.md").read_text() == document()
 
 
 def test_an_image_is_turned_once_for_a_whole_network():

@@ -78,7 +78,7 @@ def test_every_operator_of_the_schema_stands_in_the_table(generated):
 
 
 def test_the_documented_table_is_the_importers(repository):
-    assert (repository / "docs" / "tflite-operators.md").read_text() == document()
+    assert (repository / "docs" / "engines" / "tflite-operators.md").read_text() == document()
 
 
 def test_codes_are_complete_and_in_order():

@@ -340,7 +340,7 @@ async def test_every_sample_has_a_family_and_closing_ends_the_server() -> None:
 
 
 def test_documentation_names_every_metric(repository: Path) -> None:
-    text = (repository / "docs" / "operating.md").read_text()
+    text = (repository / "docs" / "production" / "operating.md").read_text()
     assert set(re.findall(r"`(aionn_[a-z_]+)`", text)) == FAMILIES.keys() | HOST_FAMILIES.keys()
 
 
