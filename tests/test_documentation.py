@@ -66,7 +66,7 @@ def outputs() -> dict[str, str]:
         "settings",
         "streams",
         "threads",
-        "watching",
+        "traces-and-logs",
     ],
 )
 def test_page_of_the_runtime_has_an_example(page: str) -> None:

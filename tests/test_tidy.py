@@ -401,7 +401,7 @@ def test_every_module_is_used_by_the_product_or_documented(package_sources):
     entry_points = {*PACKAGES, "aionn.__main__"}
     for scripts in (project["scripts"], *project["entry-points"].values()):
         entry_points |= {script.partition(":")[0] for script in scripts.values()}
-    pages = "".join(path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
+    pages = "".join(path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))))
     unused = unused_modules(package_sources, entry_points, pages)
     report([f"{path}: nothing imports it, and no page names it" for path in unused])
 

@@ -81,7 +81,9 @@ def test_modules_import_in_no_circle(package_sources):
 
 
 def test_folders_hold_few_files():
-    sources = read((*PACKAGES, "tests", "benchmarks", "examples", "build_backend"), (".py",))
+    sources = read((*PACKAGES, "tests", "benchmarks", "examples", "build_backend"), (".py",)) | read(
+        ("docs",), (".md",)
+    )
     found, needless = excused(full_folders(list(sources)), FULL_FOLDERS)
     report([f"{folder}: {count} files, at most {FILES_PER_FOLDER_MAX}" for folder, count in found.items()])
     report([f"{folder} is excused without need" for folder in needless])

@@ -29,8 +29,6 @@ SECTIONS = (
         (
             "docs/running/models.md",
             "docs/running/devices.md",
-            "docs/production/fleet.md",
-            "docs/production/ray.md",
             "docs/running/compilation.md",
             "docs/running/executions.md",
             "docs/running/streams.md",
@@ -38,12 +36,29 @@ SECTIONS = (
             "docs/running/memory.md",
             "docs/running/threads.md",
             "docs/running/settings.md",
+        ),
+    ),
+    Section(
+        "Speed and deadlines",
+        (
+            "docs/deadlines/measuring.md",
+            "docs/deadlines/latency.md",
+            "docs/deadlines/guarantees.md",
+            "docs/deadlines/realtime.md",
+            "docs/deadlines/testing.md",
+        ),
+    ),
+    Section(
+        "In production",
+        (
+            "docs/production/operating.md",
             "docs/production/traces-and-logs.md",
             "docs/production/watch-page.md",
-            "docs/production/operating.md",
             "docs/production/faults.md",
             "docs/production/recovery.md",
             "docs/production/troubleshooting.md",
+            "docs/production/fleet.md",
+            "docs/production/ray.md",
         ),
     ),
     Section(
@@ -61,19 +76,20 @@ SECTIONS = (
         ),
     ),
     Section(
-        "Speed and deadlines",
-        ("docs/deadlines/measuring.md", "docs/deadlines/latency.md", "docs/deadlines/guarantees.md", "docs/deadlines/realtime.md", "docs/deadlines/testing.md"),
-    ),
-    Section(
-        "Engines and drivers",
+        "Engines",
         (
             "docs/engines/litert.md",
             "docs/engines/onnxruntime.md",
             "docs/engines/openvino.md",
-            "docs/drivers/writing-a-driver.md",
-            "docs/drivers/operations.md",
             "docs/engines/tflite-operators.md",
             "docs/engines/onnx-operators.md",
+        ),
+    ),
+    Section(
+        "Drivers",
+        (
+            "docs/drivers/writing-a-driver.md",
+            "docs/drivers/operations.md",
             "docs/drivers/adding-an-operation.md",
         ),
     ),

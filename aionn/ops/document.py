@@ -138,6 +138,6 @@ contracts in `aionn/ops` (`aionn.ops.document`), and a test keeps both equal.
   absent, or have the lifetime NO_VALUE.
 - "Level" and "from 3" are feature levels of the HAL: 1 is version 1.0, 2 is 1.1, 3 is 1.2, 4 is 1.3, and 5 to 7 are its AIDL
   versions 1 to 3.
-- [drivers.md](drivers.md) describes the way in which a driver declares the operations that it supports, and
+- [writing-a-driver.md](writing-a-driver.md) describes the way in which a driver declares the operations that it supports, and
   [adding-an-operation.md](adding-an-operation.md) the places that a new one needs.
 """

@@ -64,4 +64,6 @@ DIFFERENCES: dict[str, str] = {
     ),
     "float operators over constants alone": "they are computed once by the reference device's kernels",
 }
-"""Where an imported file gives other bytes than LiteRT with the file itself, and why. ``docs/engines/litert.md`` shows this table."""
+"""Where an imported file gives other bytes than LiteRT with the file itself, and why.
+
+``docs/engines/litert.md`` shows this table."""

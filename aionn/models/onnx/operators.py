@@ -391,8 +391,9 @@ Rules for all operators:
 ## Operations of the extension
 
 `ai.onnx` has operations for {all} operators, with ONNX's own inputs, attributes and order of axes. The device `onnx-reference`
-([devices](devices.md#the-onnx-reference-device)) has all of them. Those of the table are written only where the HAL cannot express
-the operator: for other types, ranks and attributes, or values of unknown extents. These operators always need the extension:
+([devices](../running/devices.md#the-onnx-reference-device)) has all of them. Those of
+the table are written only where the HAL cannot express the operator: for other types, ranks and attributes, or values of unknown
+extents. These operators always need the extension:
 
 {others}.
 

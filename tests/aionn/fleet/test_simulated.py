@@ -1,4 +1,6 @@
-"""A client and a node in virtual time: deadlines, silence, partitions, clocks that disagree. Source: rules of docs/production/fleet.md."""
+"""A client and a node in virtual time: deadlines, silence, partitions, clocks that disagree.
+
+Source: rules of docs/production/fleet.md."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ def words(text: str) -> list[str]:
 
 def test_documented_reference_is_the_contracts() -> None:
     assert PAGE.read_text() == document(), (
-        "write it again: python -c 'from aionn.ops.document import document; print(document(), end=\"\")' > docs/drivers/operations.md"
+        "write it again: python -c 'from aionn.ops.document import document; print(document(), end=\"\")' "
+        "> docs/drivers/operations.md"
     )
 
 
