@@ -2,9 +2,9 @@
 
 No check fails because a text is absent or cannot be parsed: its finding reports that the setting cannot be read.
 
-Source: the kernel's documentation of sched-rt-group, cgroup-v2, cpufreq, cpuidle, transhuge, proc(5). The delays are orders of
-magnitude: without real-time scheduling they were measured while other programs ran on two processors; otherwise they are the bound
-that the setting gives.
+Source: the kernel's documentation of sched-rt-group, cgroup-v2, cpufreq, cpuidle, transhuge, damon, proc(5). The delays are orders
+of magnitude: without real-time scheduling they were measured while other programs ran on two processors; otherwise they are the
+bound that the setting gives.
 """
 
 from __future__ import annotations
@@ -259,6 +259,33 @@ def check_swap(machine: Machine) -> Finding:
     if machine.may_lock or machine.memlock_bytes < 0:
         return Finding("swap", NOTE, f"{sentence}; this process may lock its pages", "sysctl vm.swappiness=1")
     return Finding("swap", WARNING, sentence, f"swapoff -a, or {memlock_remedy(machine.host)}", 50.0)
+
+
+DAMON = "/sys/kernel/mm/damon/admin/kdamonds"
+DAMON_RECLAIM = "/sys/module/damon_reclaim/parameters/enabled"
+KDAMONDS_MAX, SCHEMES_MAX = 4, 8
+"""Most threads of DAMON, and of the schemes of each, that are read; usually there is one."""
+
+
+def check_idle_memory(machine: Machine) -> Finding:
+    """Whether the kernel reclaims memory that was not used for a while, though memory is free."""
+    name = "idle memory"
+    by = [f"{DAMON}/{k}/state" for k in range(KDAMONDS_MAX) if _pages_out(machine, f"{DAMON}/{k}")]
+    remedy = f"echo off > {by[0]}" if by else f"echo N > {DAMON_RECLAIM}"
+    if machine.text(DAMON_RECLAIM) in ("Y", "1"):
+        by.append(DAMON_RECLAIM)
+    if not by:
+        return Finding(name, FINE, "the kernel reclaims memory only where memory is short")
+    sentence = "DAMON reclaims memory that was not used for a while: code and data after a pause are read from a disk again"
+    if machine.may_lock or machine.memlock_bytes < 0:
+        return Finding(name, NOTE, f"{sentence}; this process may lock its pages", remedy)
+    return Finding(name, WARNING, sentence, f"{remedy}, or {memlock_remedy(machine.host)}", 50.0)
+
+
+def _pages_out(machine: Machine, kdamond: str) -> bool:
+    """Whether a thread of DAMON runs, and has a scheme that reclaims."""
+    actions = (machine.text(f"{kdamond}/contexts/0/schemes/{scheme}/action") for scheme in range(SCHEMES_MAX))
+    return machine.text(f"{kdamond}/state") == "on" and "pageout" in actions
 
 
 def check_overcommit(machine: Machine) -> Finding:
@@ -520,6 +547,7 @@ CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     check_governor,
     check_idle_states,
     check_swap,
+    check_idle_memory,
     check_overcommit,
     check_huge_pages,
     check_memlock,

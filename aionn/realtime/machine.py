@@ -7,7 +7,7 @@ import resource
 import zlib
 from importlib import metadata
 
-from aionn.realtime.checks import IDLE_STATES_MAX, Machine
+from aionn.realtime.checks import DAMON, DAMON_RECLAIM, IDLE_STATES_MAX, KDAMONDS_MAX, SCHEMES_MAX, Machine
 from aionn.realtime.permission import CAP_IPC_LOCK, Permission, ask, host_here
 from aionn.realtime.reading import TEXT_BYTES_MAX, read_text
 from aionn.realtime.threads.kernel import failed
@@ -30,6 +30,7 @@ FILES = (
     "/sys/kernel/mm/transparent_hugepage/defrag",
     "/sys/kernel/mm/transparent_hugepage/enabled",
     "/sys/kernel/realtime",
+    DAMON_RECLAIM,
 )
 GROUP_FILES = ("cpu.max", "cpu.stat", "cpu.cfs_quota_us", "cpu.cfs_period_us")
 ENGINES = ("ai-edge-litert", "tflite-runtime", "onnxruntime", "openvino")
@@ -59,6 +60,10 @@ def read_machine(permission: Permission | None = None) -> Machine:
                 for state in range(IDLE_STATES_MAX)
                 for file in ("latency", "disable", "name")
             ]
+    for kdamond in (f"{DAMON}/{number}" for number in range(KDAMONDS_MAX)):
+        if os.path.isdir(kdamond):
+            schemes = (f"{kdamond}/contexts/0/schemes/{scheme}/action" for scheme in range(SCHEMES_MAX))
+            paths += [f"{kdamond}/state", *schemes]
     texts = {path: text for path in paths if (text := read_text(path))}
     texts["kernel config"] = _kernel_config()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

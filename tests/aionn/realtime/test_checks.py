@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aionn.realtime.checks import CHECKS, check, numbers_in, steal_share
+from aionn.realtime.checks import CHECKS, DAMON, DAMON_RECLAIM, check, numbers_in, steal_share
 from aionn.realtime.findings import Distribution, Finding, Gaps, Measured, Severity, judge
 from aionn.realtime.machine import group_folders
 from aionn.realtime.permission import Permission, Refusal, Way
@@ -128,6 +128,27 @@ CASES: list[tuple[str, dict[str, str | None], Severity, str]] = [
         "compressed",
     ),
     ("swap", {"/proc/swaps": None}, NOTE, "cannot be read"),
+    ("idle memory", {}, FINE, "only where memory is short"),
+    (
+        "idle memory",
+        {f"{DAMON}/0/state": "on", f"{DAMON}/0/contexts/0/schemes/1/action": "pageout"},
+        NOTE,
+        "lock its pages",
+    ),
+    (
+        "idle memory",
+        {f"{DAMON}/0/state": "on", f"{DAMON}/0/contexts/0/schemes/0/action": "stat"},
+        FINE,
+        "only where",
+    ),
+    (
+        "idle memory",
+        {f"{DAMON}/0/state": "off", f"{DAMON}/0/contexts/0/schemes/0/action": "pageout"},
+        FINE,
+        "only where",
+    ),
+    ("idle memory", {DAMON_RECLAIM: "Y"}, NOTE, "not used for a while"),
+    ("idle memory", {DAMON_RECLAIM: "N"}, FINE, "only where"),
     ("overcommit", {"/proc/sys/vm/overcommit_memory": "1"}, NOTE, "kills a process"),
     ("overcommit", {"/proc/sys/vm/overcommit_memory": "2"}, FINE, "is 2"),
     ("overcommit", {"/proc/sys/vm/overcommit_memory": "x"}, NOTE, "cannot be read"),
@@ -223,6 +244,8 @@ def test_locked_memory_by_its_limit() -> None:
     assert found("locked memory", memlock_bytes=1 << 30).severity is FINE
     swap: dict[str, str | None] = {"/proc/swaps": "Filename\n/swapfile file 1 0 -2\n"}
     assert found("swap", swap, memlock_bytes=0).severity is WARNING
+    reclaimed = found("idle memory", {DAMON_RECLAIM: "Y"}, memlock_bytes=0)
+    assert reclaimed.severity is WARNING and reclaimed.remedy.startswith(f"echo N > {DAMON_RECLAIM}, or ")
 
 
 def test_single_processor_is_told() -> None:

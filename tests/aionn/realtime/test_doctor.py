@@ -41,7 +41,7 @@ def finding(report: dict[str, Any], name: str) -> dict[str, Any]:
 def test_report_says_what_is_known_of_this_machine() -> None:
     code, report = doctor("--deadline", "100000")
     assert code == 0 and report["expected"] and report["measured"] is None
-    assert len(report["findings"]) == 15
+    assert len(report["findings"]) == 16
     assert f"this process may use {len(os.sched_getaffinity(0))}" in finding(report, "processors")["sentence"]
     swap = Path("/proc/swaps").read_text().count("\n") > 1
     assert (finding(report, "swap")["severity"] == "fine") is not swap
@@ -52,7 +52,7 @@ def test_every_check_has_a_line_for_people() -> None:
     lines = ended.stdout.splitlines()
     findings = [line for line in lines if line.startswith(("fine", "note", "warning", "severe"))]
     remedies = [line for line in lines if line.lstrip().startswith("remedy: ")]
-    assert len(findings) == 15 and len(lines) == 15 + len(remedies) + 1
+    assert len(findings) == 16 and len(lines) == 16 + len(remedies) + 1
     assert lines[-1].startswith("verdict: this machine can keep deadlines of 100000 ms")
 
 
