@@ -201,7 +201,9 @@ def serving(*arguments: str, device: str = "reference", name: str = "edge1") -> 
         yield Served(process, address)
     finally:
         process.send_signal(signal.SIGCONT)
-        process.send_signal(signal.SIGINT)
+        # SIGINT is ignored in what a shell starts in the background; the second SIGTERM ends a drain that waits.
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM)
         try:
             process.wait(START_S_MAX)
         except subprocess.TimeoutExpired:
