@@ -23,7 +23,7 @@ PLACES_SHOWN_MAX = 12
 class Pattern(NamedTuple):
     """A form that the language rules exclude."""
 
-    expression: str
+    expression: str  # Matches within one line.
     bad: str  # A passage in which the expression is found once.
     good: str  # The same, said within the rules.
     most: int  # How often the form may occur; 0 excludes it.
@@ -32,19 +32,19 @@ class Pattern(NamedTuple):
 PATTERNS: dict[str, Pattern] = {
     # Rule 1: a verb or a noun begins, and no clause is a subject.
     "clause": Pattern(
-        r"(?:^|(?<=[.!] )|(?<=[|] ))(?:Who|What|Whose|Whom|Whoever|Whatever)\b(?![^.!]*\?)",
+        r"(?:^|(?<=[.!] )|(?<=[|] ))(?:Who|What|Whose|Whom|Whoever|Whatever)\b(?![^.!\n]*\?)",
         "What a check is, is the suites'.",
         "The suites define the checks.",
         0,
     ),
     "clause of an entry": Pattern(
-        r"(?:(?<=\w: )(?:What|Who|How)|(?<=; )what)\b(?![^.!]*\?)",
+        r"(?:(?<=\w: )(?:What|Who|How)|(?<=; )what)\b(?![^.!\n]*\?)",
         "Closes them; what is left waits.",
         "Closes them; the other ones wait.",
         0,
     ),
     "how": Pattern(
-        r"^(?:How(?! to\b)|Which|Why)\b(?![^.!]*\?)",
+        r"^(?:How(?! to\b)|Which|Why)\b(?![^.!\n]*\?)",
         "How many calls may wait.",
         "Number of calls that may wait.",
         0,
@@ -247,14 +247,18 @@ def passages(path: str, text: str) -> Iterator[Passage]:
 
 def places(texts: dict[str, str]) -> dict[str, list[str]]:
     """``file:line: ...passage...`` for each place of each pattern."""
-    expressions = {name: re.compile(pattern.expression) for name, pattern in PATTERNS.items()}
+    expressions = {name: re.compile(pattern.expression, re.MULTILINE) for name, pattern in PATTERNS.items()}
     found: dict[str, list[str]] = {name: [] for name in PATTERNS}
     for path, text in texts.items():
-        for line, passage in passages(path, text):
-            for name, expression in expressions.items():
-                for match in expression.finditer(passage):
-                    around = passage[max(0, match.start() - 80) : match.end() + 100]
-                    found[name].append(f"{path}:{line}: {around}")
+        listed = list(passages(path, text))
+        # All passages of a file in one text, one a line: a search in each of them would begin some million times.
+        whole = "\n".join(passage for _, passage in listed)
+        for name, expression in expressions.items():
+            for match in expression.finditer(whole):
+                line, passage = listed[whole.count("\n", 0, match.start())]
+                begin = match.start() - whole.rfind("\n", 0, match.start()) - 1
+                around = passage[max(0, begin - 80) : begin + len(match[0]) + 100]
+                found[name].append(f"{path}:{line}: {around}")
     return found
 
 
