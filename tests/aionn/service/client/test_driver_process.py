@@ -61,7 +61,6 @@ def silence() -> np.ndarray:
     "name",
     ["--spare", *(pytest.param(name, marks=pytest.mark.long) for name in ("-h", "--fd", "-1", "a b=c"))],
 )
-@pytest.mark.forked("none")
 async def test_name_of_a_device_may_look_like_an_option(background: Background, name: str) -> None:
     device = RemoteDevice("reference", name, background.tasks)
     try:
