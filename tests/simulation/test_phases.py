@@ -195,7 +195,9 @@ def without_streams_of_other_periods(monkeypatch):
         (without_blocking, {"preemption": "none"}),
         (with_floor_for_ceiling, {"preemption": "none"}),
         (without_widths, {"jitter": 0.4, "tolerance": 0.1}),
-        (without_the_frame_that_ends_at_the_length, {"preemption": "none"}),
+        pytest.param(
+            without_the_frame_that_ends_at_the_length, {"preemption": "none"}, marks=pytest.mark.thorough
+        ),
         (with_the_first_position_alone, {"preemption": "none"}),
         (without_streams_of_other_periods, {"plain": 0.4}),
     ],

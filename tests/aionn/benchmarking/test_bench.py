@@ -75,6 +75,7 @@ async def test_reference_is_measured_on_every_path(example_data: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(report), type=BenchmarkReport) == report
 
 
+@pytest.mark.thorough
 async def test_answers_are_compared_with_litert_s(example_data: Path) -> None:
     pytest.importorskip("ai_edge_litert", reason="LiteRT is not installed")
     async with aionn.open(drivers=["litert-cpu", "reference"], isolation="in_process") as runtime:

@@ -246,7 +246,7 @@ async def test_phones_go_the_whole_way(tmp_path: Path) -> None:
     assert found.failures == ()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_pictures_of_the_test_set_are_recognised(shared: Path, tmp_path: Path) -> None:
     """As files through the whole way: decoding, scaling, quantisation, device, evaluator."""
     pytest.importorskip("av", reason="PyAV is not installed")

@@ -141,6 +141,7 @@ def test_run_reads_and_writes_arrays(digits: Path, tmp_path: Path, answered: Cal
         assert int(written["output0"].argmax()) == report["outputs"][0]["largest"][0]["index"] == 0
 
 
+@pytest.mark.thorough
 def test_stream_counts_every_item_also_when_it_is_replayed(
     example_data: Path, tmp_path: Path, digits: Path, answered: Callable[..., Any]
 ) -> None:

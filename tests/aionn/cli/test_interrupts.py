@@ -172,7 +172,7 @@ ENDS = [(signal.SIGINT, 130, "aionn: interrupted"), (signal.SIGTERM, 143, "aionn
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("number", "code", "sentence"), ENDS)
-@pytest.mark.parametrize("command", ["stream", "watch", "demo"])
+@pytest.mark.parametrize("command", ["stream", "watch", pytest.param("demo", marks=pytest.mark.thorough)])
 def test_endless_command_reports_what_it_has_so_far(
     command: str, number: int, code: int, sentence: str, example_data: Path
 ) -> None:

@@ -64,7 +64,7 @@ def test_overview_imports_no_parser_and_no_arrays(option: str) -> None:
     assert loaded.isdisjoint({"cyclopts", "numpy", "msgspec", "anyio", "asyncio", "flatbuffers", "logging"})
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_overview_starts_almost_as_soon_as_python() -> None:
     def start_s(*arguments: str) -> float:
         began = time.perf_counter()

@@ -63,6 +63,7 @@ class RawClient:
     def on_lost(self, why: str) -> None: ...
 
 
+@pytest.mark.thorough
 async def test_client_with_many_large_calls_leaves_turns_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     read, may_end = carrying.read_parts, threading.Event()
     order: list[int] = []

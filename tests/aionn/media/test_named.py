@@ -82,7 +82,7 @@ def test_credentials_are_not_shown(name, shown):
     assert shown_name(name) == shown
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.forked("none")
 def test_network_without_pyav_is_an_error_with_the_remedy(really, monkeypatch, tmp_path):
     (tmp_path / "av.py").write_text("raise ImportError('not here')")

@@ -174,6 +174,7 @@ asyncio.run(main())
 @pytest.mark.sampled(2)
 @as_root
 @pytest.mark.parametrize("spare", [False, True])
+@pytest.mark.thorough
 def test_driver_process_that_replaces_a_dead_one_gets_its_classes(spare: bool) -> None:
     code = """
 import signal
@@ -330,6 +331,7 @@ say(during=during, changed=[each for each in after if each != before], flag=os.s
 
 
 @as_root
+@pytest.mark.thorough
 def test_spinning_callback_is_put_back_and_the_runtime_continues() -> None:
     code = """
 async def main():
@@ -432,6 +434,7 @@ def test_limit_of_priorities_is_used_and_kept_to() -> None:
 
 
 @as_root
+@pytest.mark.thorough
 def test_limit_of_nice_values_is_used_in_both_processes() -> None:
     found = run_child(OPEN + "limit(resource.RLIMIT_NICE, 32)\n" + TRY, before=without_sys_nice())
     assert "no real-time scheduling" in found["required"]
@@ -460,6 +463,7 @@ def test_call_that_a_filter_refuses_refuses_required_and_stops_nothing(number: i
 
 
 @as_root
+@pytest.mark.thorough
 def test_limits_that_are_taken_away_while_it_runs_stop_nothing() -> None:
     code = """
 limit(resource.RLIMIT_RTPRIO, 15)

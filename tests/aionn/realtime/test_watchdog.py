@@ -75,6 +75,7 @@ say(**found)
 
 
 @as_root
+@pytest.mark.thorough
 def test_thread_that_keeps_the_interpreters_lock_is_put_back() -> None:
     code = """
 def one(count):

@@ -176,6 +176,7 @@ def odd_drivers(tmp_path: Path) -> Iterator[dict[str, str]]:
     yield {**os.environ, "PYTHONPATH": path, "AIONN_DEVICES": "odd-.*|reference"}
 
 
+@pytest.mark.thorough
 def test_command_shows_why_a_device_is_left_out(odd_drivers: dict[str, str]) -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "aionn", "devices", "--json"],

@@ -310,7 +310,9 @@ def test_jobs_that_left_take_no_place_in_memory():
 
 @pytest.mark.sampled(45)
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(8, 20))]
+)
 def test_whatever_happens_slots_are_exclusive_and_every_job_starts_once(seed, policy):
     source = random.Random(seed)
     slot_count = source.choice((1, 2, 3))

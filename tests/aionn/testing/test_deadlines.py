@@ -267,6 +267,7 @@ def traffic(seed: int) -> list[tuple[float, str, str]]:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.thorough
 def test_the_same_traffic_is_decided_in_the_same_order(seed: int) -> None:
     first = traffic(seed)
     assert len(first) == 72

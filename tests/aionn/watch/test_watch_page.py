@@ -273,6 +273,7 @@ async def test_many_connections_are_bounded_and_open_tabs_stay() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.thorough
 async def test_tab_that_never_reads_delays_no_other() -> None:
     async with served() as (page, _), connect(live(page)) as tab:
         silent = await connect(live(page))

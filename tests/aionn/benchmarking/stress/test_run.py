@@ -105,7 +105,7 @@ async def test_crash_and_failure_are_told_and_the_next_test_is_made(
     assert second.test == "load_and_unload"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.usefixtures("wrong_drivers")
 async def test_hang_is_told_and_leaves_no_process(model: Path) -> None:
     (result,) = await stress("hangs", model, ["long_inference"], SHORT_S, grace_s=3.0)

@@ -31,6 +31,7 @@ def test_growth_before_the_end_of_the_warm_up_does_not_count() -> None:
     assert slope_of("kB", TIMES_S, values, 0).is_steady
 
 
+@pytest.mark.thorough
 def test_interval_holds_the_true_slope_about_as_often_as_it_says() -> None:
     source, held = random.Random(1), 0
     for _ in range(400):

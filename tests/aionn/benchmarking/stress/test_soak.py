@@ -53,6 +53,7 @@ async def test_soak_of_ten_minutes_holds_no_more_at_its_end() -> None:
     assert report.kills_per_hour >= 1000
 
 
+@pytest.mark.thorough
 async def test_soak_in_process_kills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stress_soak, "EPISODES", {episodes.one_by_one: 1, episodes.cancelled: 1})
     report = await soak(["reference"], 1.0, isolation="in_process")
@@ -303,6 +304,7 @@ def test_command_tells_of_a_leak_by_its_exit_code(
 
 
 @pytest.mark.usefixtures("leaking")
+@pytest.mark.thorough
 def test_command_does_not_judge_growth_of_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["stress", "--soak", str(2 / 3600), "--device", "reference", "--in-process"])

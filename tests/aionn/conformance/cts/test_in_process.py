@@ -71,7 +71,9 @@ async def compare(tests: list[CtsTest], mode: Mode) -> int:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [MODES[0], *(pytest.param(mode, marks=pytest.mark.thorough) for mode in MODES[1:])]
+)
 async def test_results_are_the_same_in_a_driver_process(shared: Path, mode: Mode) -> None:
     tests = sample(shared, TESTS)[MODES.index(mode) % 2 :: 2]  # Half of them, two modes after each other all.
     assert await compare(tests, mode) >= len(tests) * 3 // 4

@@ -85,9 +85,11 @@ async def reference() -> AsyncIterator[Device]:
     [
         ("sync", 480, OPERATION_COUNT),
         # What a mode adds to an execution is the same for every operation.
-        ("async", 240, OPERATION_COUNT // 5),
         ("burst", 240, OPERATION_COUNT // 5),
-        ("fenced", 240, OPERATION_COUNT // 5),
+        *(
+            pytest.param(mode, 240, OPERATION_COUNT // 5, marks=pytest.mark.thorough)
+            for mode in ("async", "fenced")
+        ),
         *(
             pytest.param(mode, 120, OPERATION_COUNT, marks=pytest.mark.long)
             for mode in ("sync", "async", "burst", "fenced")

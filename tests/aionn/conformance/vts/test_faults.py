@@ -22,13 +22,19 @@ from tests.support import wrong_drivers
 from tests.support.wrong_drivers import (
     FAULTS,
     PROCESS_FAULTS,
+    ClaimsToStop,
     FaultyDevice,
     Hangs,
     HangsItsProcess,
+    KeepsModels,
     NeverNotifies,
+    ReturnsAfterDeadline,
 )
 
 HANGING = (NeverNotifies, Hangs, HangsItsProcess)
+
+LASTING = (ReturnsAfterDeadline, ClaimsToStop, KeepsModels, Hangs)
+"""Faults whose cases wait or compute for half a second and more; that others are found shows the same of the suite."""
 
 HANG_S = 1.0
 """Limit of a step of the case that must hang; the steps of every other case have that of ``Settings``."""
@@ -71,7 +77,11 @@ def failed_cases(report: VtsReport) -> set[str]:
     return {failure.case for failure in report.failures}
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(f, marks=pytest.mark.thorough) if f in LASTING else f for f in FAULTS],
+    ids=lambda fault: fault.__name__,
+)
 async def test_fault_is_found_at_the_case_that_names_it(fault: type[FaultyDevice]) -> None:
     report = await run_in_process(
         fault, fault.case, "burst/identifiers_are_checked", "lifetimes/closing_twice"

@@ -288,6 +288,7 @@ async def test_files_that_change_while_they_are_read_give_the_saved_model_or_non
     assert restored + refused == 100
 
 
+@pytest.mark.thorough
 async def test_files_that_are_written_by_two_are_never_a_mixture(
     reference: ReferenceDevice, files: Any, small: Any
 ) -> None:

@@ -168,7 +168,7 @@ def test_stopped_run_fails_and_the_next_one_does_not() -> None:
     slot.run([x], [area(y)])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_run_options_cost_nothing() -> None:
     slot = slot_for(sines())
     x, y, _ = pool_with(np.zeros(SHAPE, np.float32))

@@ -83,7 +83,7 @@ async def test_device_that_openvino_does_not_find_is_unavailable_with_the_reason
         assert (await runtime.compile(small.sum_model())).devices == ("reference",)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.forked("any")
 def test_command_lists_the_devices_that_are_used_only_where_they_are_named(
     aionn_here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -438,7 +438,7 @@ async def test_compilation_that_takes_a_minute_is_answered_at_its_deadline(small
     assert time.monotonic() - started_s < 30
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_request_that_never_comes_back_is_answered_at_its_deadline_and_its_process_ended(
     small: Any, capfd: Any
 ) -> None:

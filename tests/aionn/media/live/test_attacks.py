@@ -236,6 +236,7 @@ def test_loop_stays_responsive_while_a_camera_floods(really):
     really(body)
 
 
+@pytest.mark.thorough
 def test_sources_work_on_uvloop(repository):
     pytest.importorskip("uvloop", reason="uvloop is not installed")
     # In a process of its own: uvloop keeps a pipe as long as its process lives.

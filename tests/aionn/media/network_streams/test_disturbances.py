@@ -73,7 +73,11 @@ def test_pause_of_the_sender_is_no_loss_and_leaves_no_delay(really, monkeypatch)
 
 @pytest.mark.parametrize(
     "damage",
-    ["zeros", "noise", *(pytest.param(way, marks=pytest.mark.long) for way in ("cut", "empty", "text"))],
+    [
+        "zeros",
+        pytest.param("noise", marks=pytest.mark.thorough),
+        *(pytest.param(way, marks=pytest.mark.long) for way in ("cut", "empty", "text")),
+    ],
 )
 def test_corrupt_picture_among_good_ones_ends_nothing(really, damage):
     good = jpeg(200)
@@ -107,6 +111,7 @@ def test_corrupt_picture_among_good_ones_ends_nothing(really, damage):
     assert sum(abs(level - 200) < 8 for level in levels) >= 20
 
 
+@pytest.mark.thorough
 def test_rtsp_stream_whose_size_changes_is_opened_again_with_the_new_size(really):
     async def play(writer, number):
         if number == 1:
@@ -134,6 +139,7 @@ def test_rtsp_stream_whose_size_changes_is_opened_again_with_the_new_size(really
 
 
 @pytest.mark.parametrize("seconds", [1.5, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.thorough
 def test_delay_does_not_grow_at_twice_the_rate_of_the_consumer(seconds):
     """200 pictures a second to a consumer that takes 100 of them."""
     sent = 0

@@ -55,7 +55,10 @@ def test_password_is_sent_and_a_wrong_one_is_an_error_that_does_not_show_it(real
     really(body)
 
 
-@pytest.mark.parametrize("method", [b"OPTIONS", b"DESCRIBE", b"SETUP", b"PLAY"])
+@pytest.mark.parametrize(
+    "method",
+    [b"DESCRIBE", *(pytest.param(m, marks=pytest.mark.thorough) for m in (b"OPTIONS", b"SETUP", b"PLAY"))],
+)
 def test_server_that_falls_silent_while_opening_is_bounded(really, method):
     async def body():
         async with media_server(rtsp(whole, silent_at=method)) as port:
@@ -85,7 +88,12 @@ def test_lost_packets_damage_some_frames_and_end_nothing(really):
 
 
 @pytest.mark.parametrize(
-    "way", ["cut", "silent", *(pytest.param(way, marks=pytest.mark.long) for way in ("teardown", "garbage"))]
+    "way",
+    [
+        "cut",
+        pytest.param("silent", marks=pytest.mark.thorough),
+        *(pytest.param(way, marks=pytest.mark.long) for way in ("teardown", "garbage")),
+    ],
 )
 def test_lost_camera_is_opened_again(really, monkeypatch, way):
     monkeypatch.setattr("aionn.media.live.silence.SILENCE_S_MIN", 0.4)
@@ -115,6 +123,7 @@ def test_lost_camera_is_opened_again(really, monkeypatch, way):
     assert health.state == "live"
 
 
+@pytest.mark.thorough
 def test_server_that_starts_again_and_waits_for_its_camera_is_not_given_up(really):
     """It knows no stream at first, then one without content, and then the camera's."""
 
@@ -147,6 +156,7 @@ def test_server_that_starts_again_and_waits_for_its_camera_is_not_given_up(reall
     assert (account.reconnections, health.state) == (1, "live")
 
 
+@pytest.mark.thorough
 def test_frame_is_fresh_after_the_loop_was_busy_for_a_second():
     """The server has a loop of its own, so that it continues during the pause."""
     port = 0

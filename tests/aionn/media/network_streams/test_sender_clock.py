@@ -99,6 +99,7 @@ def test_arrival_is_the_default_although_the_sender_reports(really):
 
 
 @pytest.mark.parametrize("jump_s", [-3600, pytest.param(3600, marks=pytest.mark.long)])
+@pytest.mark.thorough
 def test_time_stamps_that_jump_are_a_gap_and_no_loss(really, jump_s):
     async def play(writer, number):
         for index in range(10**6):

@@ -234,6 +234,7 @@ def test_work_that_overruns_is_stopped_at_the_next_boundary():
     assert trial.dispatcher.counts()["overran"] <= 1
 
 
+@pytest.mark.thorough
 async def test_work_that_overruns_is_stopped_in_real_time():
     slow = SimulatedDevice(
         "npu", run_time_s=0.02, results="zeros", preemption="between_operations", script=slow_draws(6000.0)
@@ -252,6 +253,7 @@ async def test_work_that_overruns_is_stopped_in_real_time():
             assert slow.statistics().failed == 1
 
 
+@pytest.mark.thorough
 async def test_high_interrupts_low_in_real_time():
     # The first takes a minute: however slow the machine is, it has not ended by itself when the second one comes.
     draws = (Draw(factor=factor) for factor in itertools.chain([600.0], itertools.repeat(1.0)))

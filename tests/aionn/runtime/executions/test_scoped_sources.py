@@ -228,6 +228,7 @@ async def test_only_the_stream_of_a_source_with_a_scope_ends(kind: str, way: str
 
 
 @pytest.mark.forked("any")
+@pytest.mark.thorough
 def test_only_the_stream_of_a_source_with_a_scope_ends_on_uvloop(repository: Path) -> None:
     pytest.importorskip("uvloop")
     # In a process of its own: uvloop keeps a pipe for signals as long as its process lives.

@@ -49,7 +49,9 @@ def test_learnt_durations_need_no_warm_up():
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("preemption", ["none", "between_operations"])
+@pytest.mark.parametrize(
+    "preemption", ["none", pytest.param("between_operations", marks=pytest.mark.thorough)]
+)
 def test_admitted_streams_beside_a_flood_lose_no_frame(slots, preemption):
     """Best effort of all classes fills the device; every reserved frame is on time, without a label."""
 

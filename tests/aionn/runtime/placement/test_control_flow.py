@@ -587,6 +587,7 @@ def data(shared: Path) -> Path:
 
 
 @pytest.mark.parametrize("step", [31, pytest.param(7, marks=pytest.mark.long)])
+@pytest.mark.thorough
 async def test_share_of_the_control_flow_data_passes_interpreted(data: Path, step: int) -> None:
     tests = control_flow_tests(data)
     assert len(tests) == 682

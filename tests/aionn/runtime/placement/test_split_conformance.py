@@ -142,6 +142,7 @@ EXPECTED_REFUSALS = ("no device can be given an empty value", "has no inputs", "
 
 
 @pytest.mark.parametrize("share", [SHARE, pytest.param(SHARE_LONG, marks=pytest.mark.long)])
+@pytest.mark.thorough
 async def test_without_leave_to_fall_back_only_what_cannot_be_cut_fails(data: Path, share: int) -> None:
     seed, failed = 4, 0
     async with aionn.open(

@@ -153,6 +153,7 @@ async def test_burst_that_was_opened_in_a_process_that_dies_meanwhile_is_opened_
     assert net.recoveries == 1 and opened == 2, "one death, one preparation"
 
 
+@pytest.mark.thorough
 async def test_driver_that_dies_of_every_opening_is_abandoned(
     runtime: aionn.Runtime, net: aionn.Compilation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

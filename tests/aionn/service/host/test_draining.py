@@ -280,7 +280,7 @@ def _serve(path: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_stream_of_a_compilation_that_recovers_continues_at_the_next_server(tmp_path: Path) -> None:
     """The next server is started while the one before it drains."""
     path, frames = tmp_path / "s.sock", 400

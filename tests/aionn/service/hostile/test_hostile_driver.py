@@ -177,6 +177,7 @@ async def test_application_goes_on_beside(
     assert "Traceback" not in caplog.text, caplog.text[:4000]
 
 
+@pytest.mark.thorough
 async def test_closing_takes_no_longer_with_many_objects_of_a_device_that_frees_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

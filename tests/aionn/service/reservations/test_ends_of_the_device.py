@@ -145,6 +145,7 @@ async def test_no_accepted_frame_is_lost_by_two_hundred_drains(
     await drains(tmp_path, range(first, first + DRAINS_OF_A_CASE))
 
 
+@pytest.mark.thorough
 async def test_death_of_the_device_withdraws_ten_reservations_of_two_applications(tmp_path: Path) -> None:
     async def silent() -> AsyncIterator[Any]:
         await anyio.sleep_forever()

@@ -400,6 +400,7 @@ async def test_tasks_have_their_turn_while_a_large_model_is_received_and_order_s
     theirs.close()
 
 
+@pytest.mark.thorough
 async def test_processes_take_turns_at_copies_whatever_their_number_of_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
