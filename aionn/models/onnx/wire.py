@@ -6,7 +6,8 @@ Invariants:
 1. Every length is checked against the enclosing message before it is used; an error is one ``InvalidModel`` that names the field,
    the byte, the expected and the actual value.
 2. Only numbers and texts are copied: bytes are returned as views of the file.
-3. Python objects are counted, so that a file of empty messages cannot take many times its size in memory.
+3. Fields are counted, so that a file of empty messages cannot take many times its size in memory, nor one of unknown fields
+   minutes.
 4. No function recurses; a caller that reads nested messages bounds the depth.
 
 Source: "Encoding" of the protocol buffers documentation.
@@ -26,8 +27,9 @@ from aionn.platform.joining import joined
 
 __all__ = ["PART_BYTES_MIN", "Budget", "Field", "Message", "MessageWriter"]
 
-OBJECTS_MAX = 4_000_000
-"""Messages, texts and numbers outside of packed lists that one file may hold. The largest real graphs have some 100,000."""
+FIELDS_MAX = 4_000_000
+"""Fields that one file may have in all of its messages, known ones or not. Those of 20,000 nodes, as the largest exported language
+models have, are some 500,000."""
 
 VARINT_BYTES_MAX = 10
 """64 bits take ten bytes of seven."""
@@ -47,30 +49,22 @@ _U64_MAX = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Budget:
-    """The limit for the objects that are made of one file.
+    """The limit for the fields of one file.
 
     Attributes:
-        objects_left: Number of Python objects that may still be made.
+        fields_left: Number of fields that may still be read.
     """
 
-    __slots__ = ("objects_left",)
+    __slots__ = ("fields_left",)
 
     def __init__(self) -> None:
-        self.objects_left = OBJECTS_MAX
-
-    def charge(self, where: str) -> None:
-        """Counts one object.
-
-        Raises:
-            InvalidModel: The file has too many.
-        """
-        self.objects_left -= 1
-        if self.objects_left < 0:
-            self.refuse(where)
+        self.fields_left = FIELDS_MAX
 
     def refuse(self, where: str) -> NoReturn:
         """Rejects the file, which has too many."""
-        raise InvalidModel(f"protobuf, {where}: expected at most {OBJECTS_MAX} messages and texts, got more")
+        raise InvalidModel(
+            f"protobuf, {where}: expected at most {FIELDS_MAX} fields in all messages, got more"
+        )
 
 
 class Field:
@@ -123,18 +117,14 @@ class Field:
     def view(self) -> memoryview:
         """The bytes, a view of the file."""
         self._need(BYTES)
-        return self._message.data[self._start : self._end]
+        return memoryview(self._message.data)[self._start : self._end]
 
     def text(self) -> str:
         """A text in UTF-8."""
-        message, budget = self._message, self._message.budget
-        budget.objects_left -= 1  # As ``charge``: a file has thousands of texts.
-        if budget.objects_left < 0:
-            budget.refuse(message.name)
         if self._wire_type != BYTES:
             self._need(BYTES)
         try:
-            return str(message.data[self._start : self._end], "utf-8")
+            return str(self._message.data[self._start : self._end], "utf-8")
         except UnicodeDecodeError as e:
             self.refuse("UTF-8", f"another encoding at byte {self._start + e.start}")
 
@@ -143,7 +133,6 @@ class Field:
         if self._wire_type != BYTES:
             self._need(BYTES)
         message = self._message
-        message.budget.charge(name)
         return Message(message.data, self._start, self._end, name, message.budget)
 
     def numbers(self, count_max: int) -> list[int]:
@@ -161,7 +150,6 @@ class Field:
     def integers(self) -> npt.NDArray[np.int64]:
         """Varints: a packed list, or the one number of a list that is not packed."""
         if self._wire_type == VARINT:
-            self._message.budget.charge(self._message.name)
             return np.array([self._value], np.uint64).view(np.int64)
         packed = self.view()
         short = _short_integers(packed) if len(packed) <= SHORT_BYTES else None
@@ -188,7 +176,6 @@ class Field:
         """Numbers of 4 or 8 bytes as bytes: a packed list, or the one number of a list that is not packed."""
         single = FIXED32 if element_bytes == 4 else FIXED64
         if self._wire_type == single:
-            self._message.budget.charge(self._message.name)
             return (_U32 if element_bytes == 4 else _U64).pack(self._value)
         raw = self.view()
         if len(raw) % element_bytes:
@@ -196,7 +183,7 @@ class Field:
         return raw
 
 
-def _short_integers(packed: memoryview) -> list[int] | None:
+def _short_integers(packed: bytes | memoryview) -> list[int] | None:
     """The varints of a short list without their signs; None if a varint does not end, or is too long."""
     values: list[int] = []
     value = shift = 0
@@ -218,12 +205,12 @@ class Message:
     Attributes:
         data: The whole file.
         name: The name of the message in errors.
-        budget: The limit for the objects of the file.
+        budget: The limit for the fields of the file.
     """
 
     __slots__ = ("_end", "_start", "budget", "data", "name")
 
-    def __init__(self, data: memoryview, start: int, end: int, name: str, budget: Budget) -> None:
+    def __init__(self, data: bytes, start: int, end: int, name: str, budget: Budget) -> None:
         self.data = data
         self._start = start
         self._end = end
@@ -233,7 +220,7 @@ class Message:
     @classmethod
     def of_file(cls, data: bytes, name: str) -> Message:
         """The message that a whole file consists of."""
-        return cls(memoryview(data), 0, len(data), name, Budget())
+        return cls(data, 0, len(data), name, Budget())
 
     def refuse(self, expected: str, got: object) -> NoReturn:
         """Rejects the file because of this message."""
@@ -255,9 +242,12 @@ class Message:
         self.refuse("a varint that ends within the message", f"none at byte {position}")
 
     def __iter__(self) -> Iterator[Field]:
-        position, data, end = self._start, self.data, self._end
+        position, data, end, budget = self._start, self.data, self._end, self.budget
         while position < end:
             begin = position
+            budget.fields_left -= 1
+            if budget.fields_left < 0:
+                budget.refuse(self.name)
             # Nearly all tags and lengths have one byte.
             tag = data[position]
             position += 1

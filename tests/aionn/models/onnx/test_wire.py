@@ -160,16 +160,26 @@ def test_packed_lists_of_odd_length_are_refused():
         field.fixed(4)
 
 
-def test_objects_are_counted():
+def test_fields_are_counted_also_if_nobody_reads_them():
     budget = Budget()
-    budget.objects_left = 3
+    budget.fields_left = 5
+    inner = MessageWriter()
+    inner.text(1, "")
     w = MessageWriter()
-    for _ in range(4):
-        w.text(1, "")
-    data = memoryview(w.encoded())
-    with pytest.raises(InvalidModel, match="messages and texts"):
+    for _ in range(3):
+        w.message(1, inner)
+    data = w.encoded()
+    read = 0
+    with pytest.raises(InvalidModel, match="fields in all messages"):
         for field in Message(data, 0, len(data), "Test", budget):
-            field.text()
+            list(field.message("Inner"))
+            read += 1
+    assert read == 2
+    budget.fields_left = 2
+    with pytest.raises(InvalidModel, match="fields in all messages"):
+        for _ in Message(data, 0, len(data), "Test", budget):
+            read += 1
+    assert read == 4
 
 
 def test_random_bytes_are_read_or_refused():
