@@ -459,8 +459,9 @@ class _Assembly:
         self._large_bytes = 0
         self._places: dict[bytes, tuple[OperandLifeTime, DataLocation]] = {}
         self._large_places: dict[tuple[int, bytes], list[tuple[_Bytes, DataLocation]]] = {}
+        self._by_address: dict[tuple[int, int], DataLocation] = {}
         self._prefixes: dict[str, int] = {}
-        self._referenced: list[Subgraph] = []
+        self._referenced: dict[Subgraph, int] = {}
         self._built: dict[int, int] = {}
 
     def model(self, main: GraphBuilder, *, is_relaxed: bool) -> Model:
@@ -527,9 +528,7 @@ class _Assembly:
     def _reference(self, graph: GraphBuilder) -> int:
         if id(graph) not in self._built:
             subgraph = self._subgraph(graph)
-            if subgraph not in self._referenced:
-                self._referenced.append(subgraph)
-            self._built[id(graph)] = self._referenced.index(subgraph)
+            self._built[id(graph)] = self._referenced.setdefault(subgraph, len(self._referenced))
         return self._built[id(graph)]
 
     def _place(self, array: npt.NDArray[Any]) -> tuple[OperandLifeTime, DataLocation]:
@@ -544,6 +543,13 @@ class _Assembly:
         return self._places[data]
 
     def _large_place(self, data: _Bytes) -> DataLocation:
+        # Views of the same memory are not compared: a file may have thousands of a large one.
+        address = data.__array_interface__["data"][0], data.nbytes
+        if address not in self._by_address:
+            self._by_address[address] = self._found_place(data)
+        return self._by_address[address]
+
+    def _found_place(self, data: _Bytes) -> DataLocation:
         key = data.nbytes, data[:: data.nbytes // SAMPLED_BYTES].tobytes()
         alike = self._large_places.setdefault(key, [])
         for other, location in alike:
