@@ -99,14 +99,14 @@ class _Lowering:
         written = outputs if check is None else [*outputs, check]
         keep_apart(g)
         self._drop_unused(written)
-        read = {name for node in g.nodes for name in node.inputs}
-        used = [argument for argument in inputs if argument.name in read]
+        readers = _readers(g.nodes)
+        used = [argument for argument in inputs if argument.name in readers]
         return Lowered(
             self._encoded(used, written) if outputs else b"",
-            tuple(argument.name in read for argument in inputs),
+            tuple(argument.name in readers for argument in inputs),
             fixed,
-            tuple(_marked(argument, argument.name, g.nodes) for argument in used),
-            tuple(_marked(argument, self._sources[argument.name], g.nodes) for argument in outputs),
+            tuple(_marked(argument, argument.name, readers) for argument in used),
+            tuple(_marked(argument, self._sources[argument.name], readers) for argument in outputs),
             check,
             frozenset(map(g.kernel, g.nodes)),
         )
@@ -231,18 +231,30 @@ _SAME_MEMORY = frozenset(("Identity", "Reshape"))
 """Operators whose output may be their input's memory."""
 
 
-def _marked(argument: Argument, name: str, nodes: Sequence[NodeProto]) -> Argument:
-    return msgspec.structs.replace(argument, is_in_place=_is_only_a_value(name, nodes))
+_Readers = Mapping[str, Sequence[NodeProto]]
 
 
-def _is_only_a_value(name: str, nodes: Sequence[NodeProto]) -> bool:
-    """Whether a value is read only by operators to which its numbers are just numbers."""
+def _readers(nodes: Sequence[NodeProto]) -> _Readers:
+    """The nodes that read a value, by its name."""
+    found: dict[str, list[NodeProto]] = {}
     for node in nodes:
-        if name not in node.inputs:
-            continue
-        if node.op_type in _SAME_MEMORY and node.inputs[0] == name:
-            if not all(_is_only_a_value(output, nodes) for output in node.outputs):
+        for name in node.inputs:
+            found.setdefault(name, []).append(node)
+    return found
+
+
+def _marked(argument: Argument, name: str, readers: _Readers) -> Argument:
+    return msgspec.structs.replace(argument, is_in_place=_is_only_a_value(name, readers))
+
+
+def _is_only_a_value(name: str, readers: _Readers) -> bool:
+    """Whether a value is read only by operators to which its numbers are just numbers."""
+    pending = [name]
+    while pending:
+        name = pending.pop()
+        for node in readers.get(name, ()):
+            if node.op_type in _SAME_MEMORY and node.inputs[0] == name:
+                pending += node.outputs
+            elif node.op_type not in _ARITHMETIC:
                 return False
-        elif node.op_type not in _ARITHMETIC:
-            return False
     return True

@@ -48,6 +48,18 @@ def sines() -> Model:
     return graph.build([graph.result(OperationType.SIN, [x], x, SHAPE)])
 
 
+def test_chain_of_reshapes_of_any_length_is_lowered() -> None:
+    """Each may be its input's memory, so that an input is followed through all of them."""
+    graph = GraphBuilder()
+    value = graph.input(FLOAT, SHAPE)
+    for index in range(1200):
+        shape = SHAPE[::-1] if index % 2 == 0 else SHAPE
+        target = graph.constant(np.array(shape, np.int32))
+        value = graph.result(OperationType.RESHAPE, [value, target], value, shape)
+    lowered = lower(graph.build([graph.result(OperationType.SIN, [value], value, SHAPE)]))
+    assert lowered.inputs[0].is_in_place and lowered.outputs[0].is_in_place
+
+
 def area(buffer: Array) -> OutputArea:
     return OutputArea(Operand(type=FLOAT, dimensions=SHAPE), SHAPE, buffer)
 
