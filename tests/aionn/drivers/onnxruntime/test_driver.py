@@ -180,7 +180,9 @@ async def test_engine_gets_nothing_of_a_file_but_what_was_checked(
     (tmp_path / "c.bin").write_bytes(np.ones(6, "<f4").tobytes())
     entries = {"location": "c.bin", "offset": "0", "length": "24"}
     constant = TensorProto("c", DataType.FLOAT, (2, 3), external=entries)
-    function = FunctionProto("Planted", "my.ops", "", ("a",), ("b",), (), (), (node("Neg", ["a"], ["b"]),))
+    main = OpsetImport("", 21)
+    inner = (node("Neg", ["a"], ["b"]),)
+    function = FunctionProto("Planted", "my.ops", "", ("a",), ("b",), (), (), inner, (main,))
     graph = GraphProto(
         (node("Planted", ["x"], ["h"], domain="my.ops"), node("Add", ["h", "c"], ["y"])),
         (ValueInfo("x", DataType.FLOAT, (2, 3)),),
@@ -188,7 +190,7 @@ async def test_engine_gets_nothing_of_a_file_but_what_was_checked(
         (constant,),
         name="planted",
     )
-    opsets = (OpsetImport("", 21), OpsetImport("my.ops", 1))
+    opsets = (main, OpsetImport("my.ops", 1))
     path = tmp_path / "model.onnx"
     path.write_bytes(encode_model(ModelProto(10, opsets, graph, (function,), producer_name="planted")))
     given = []
