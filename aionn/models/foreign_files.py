@@ -12,13 +12,16 @@ import codecs
 
 from aionn.errors import InvalidModel
 
-__all__ = ["KINDS", "TFLITE_IDENTIFIER", "error_of_file", "foreign_kind"]
+__all__ = ["KINDS", "TFLITE_IDENTIFIER", "error_of_file", "foreign_kind", "shortened"]
 
 TFLITE_IDENTIFIER = b"TFL3"
 """Bytes 4 to 7 of a .tflite file."""
 
 HEAD_BYTES = 512
 """Bytes that are looked at: the first lines of a text, and the header of a tar archive."""
+
+TEXT_SHOWN = 1000
+"""Characters of an error about a file that repeat names in it; a name may be as long as the file."""
 
 _EXPORT = "export the model as .onnx or .tflite"
 _MODEL_FIRST = "the model comes first, and {} are inputs"
@@ -84,6 +87,12 @@ def _is_text(head: bytes) -> bool:
     return bool(text) and all(c.isprintable() or c in "\t\n\r\f" for c in text)
 
 
+def shortened(text: str, limit: int = TEXT_SHOWN) -> str:
+    """A text without its middle if it is longer than ``limit``."""
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
+
+
 def error_of_file(where: str, data: bytes, error: InvalidModel) -> InvalidModel:
     """The error of a file that an importer has rejected: its kind where that is known, otherwise the importer's reason.
 
@@ -95,5 +104,7 @@ def error_of_file(where: str, data: bytes, error: InvalidModel) -> InvalidModel:
     # A .tflite file begins with an offset, whose bytes may be those of any kind.
     kind = None if data[4:8] == TFLITE_IDENTIFIER else foreign_kind(data[:HEAD_BYTES])
     return InvalidModel(
-        f"{where}: {error}" if kind is None else f"{where}: expected a .tflite or .onnx file, got {kind}"
+        f"{where}: {shortened(str(error))}"
+        if kind is None
+        else f"{where}: expected a .tflite or .onnx file, got {kind}"
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,14 @@ ELEMENTS_MAX = 1 << 31
 
 DENSE_BYTES_MAX = 64 << 20
 """Largest sum of the sizes of sparse constants with their zeros, so that a small file cannot exhaust the memory."""
+
+LOCATION_MAX = 4096
+"""Longest path of another file: the kernel's limit."""
+
+READS_MAX = 4
+"""Times that the bytes of another file may be read into constants, on average. Those of real models are read once, while a
+small file could describe any number of large constants that overlap.
+"""
 
 DTYPES = {
     DataType.FLOAT: "<f4",
@@ -82,6 +91,8 @@ class ConstantReader:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self._folder = folder
         self._dense_bytes_left = DENSE_BYTES_MAX
+        self._read: dict[tuple[str, int, int], bytes] = {}
+        self._read_bytes: Counter[tuple[int, int]] = Counter()
 
     def array(self, proto: TensorProto) -> Array:
         """The array of a constant; numbers of BFLOAT16 are in float32, which carries all of its values.
@@ -99,8 +110,10 @@ class ConstantReader:
         kind = DataType(proto.data_type)
         dtype = np.dtype(DTYPES[kind])
         count = math.prod(proto.dims)
-        if count > ELEMENTS_MAX:
-            raise InvalidModel(f"{where}: expected at most {ELEMENTS_MAX} elements, got {count}")
+        if max(count, *proto.dims, 0) > ELEMENTS_MAX:
+            raise InvalidModel(
+                f"{where}: expected at most {ELEMENTS_MAX} elements and extents, got {list(proto.dims)}"
+            )
         raw = self._bytes(proto, kind, where, count * dtype.itemsize)
         if kind == DataType.BOOL:
             truth: Array = (np.frombuffer(raw, np.uint8) != 0).reshape(proto.dims)
@@ -149,6 +162,8 @@ class ConstantReader:
         where = f"onnx, sparse constant {proto.values.name!r}"
         values, indices = self.array(proto.values), self.array(proto.indices)
         size = math.prod(proto.dims)
+        if max(proto.dims, default=0) > ELEMENTS_MAX:
+            raise InvalidModel(f"{where}: expected extents up to {ELEMENTS_MAX}, got {list(proto.dims)}")
         self._dense_bytes_left -= size * values.dtype.itemsize
         if self._dense_bytes_left < 0:
             raise InvalidModel(
@@ -187,6 +202,10 @@ class ConstantReader:
         length = _number(entries, "length", where, size_bytes)
         if length != size_bytes:
             raise InvalidModel(f"{where}: expected {size_bytes} bytes, got a length of {length}")
+        place = location, offset, length
+        found = self._read.get(place)
+        if found is not None:
+            return found
         try:
             descriptor = _open_beneath(self._folder, location)
         except (OSError, ValueError) as e:
@@ -194,7 +213,7 @@ class ConstantReader:
             raise InvalidModel(
                 f"{where}: expected a file beneath the model's folder, got {location!r}: {reason}"
             ) from e
-        with open(descriptor, "rb") as file:
+        try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
                 raise InvalidModel(
@@ -204,10 +223,20 @@ class ConstantReader:
                 raise InvalidModel(
                     f"{where}: expected {length} bytes at {offset} of {location!r}, which has {status.st_size}"
                 )
-            file.seek(offset)
-            data = file.read(length)
+            file_id = status.st_dev, status.st_ino
+            self._read_bytes[file_id] += length
+            if self._read_bytes[file_id] > READS_MAX * status.st_size:
+                raise InvalidModel(
+                    f"{where}: expected constants that share no bytes, got more than {READS_MAX} times the bytes of {location!r}"
+                )
+            with open(descriptor, "rb", closefd=False) as file:
+                file.seek(offset)
+                data = file.read(length)
+        finally:
+            os.close(descriptor)
         if len(data) != length:
             raise InvalidModel(f"{where}: {location!r} became shorter while it was read")
+        self._read[place] = data
         return data
 
 
@@ -260,6 +289,8 @@ def _open_beneath(folder: str | os.PathLike[str], location: str) -> int:
     parts = location.split("/")
     if not location or "\0" in location or any(part in ("", "..") for part in parts):
         raise ValueError("a relative path without '..' and empty parts is needed")
+    if len(location) > LOCATION_MAX:
+        raise ValueError(f"a path of at most {LOCATION_MAX} characters is needed")
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
     current = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:

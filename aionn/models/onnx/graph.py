@@ -5,7 +5,8 @@ Owns names, operator sets, functions, and the extents and values that a caller g
 Invariants:
 1. Every name is written once, by an input, a constant or a node, and read only after that.
 2. A node's ``version`` is that of its domain's operator set in the model, or in the function that the node comes from.
-3. Functions that call themselves, or expand to more than ``NODES_MAX`` nodes, are rejected.
+3. Functions that call themselves, or expand to more than ``NODES_MAX`` nodes or ``RENAMED_MAX`` names, are rejected.
+4. A node has a text of bounded length as its name, whatever the length of the names in the file.
 
 Source: "Graphs", "Functions" and "Operator Sets" of the ONNX IR specification.
 """
@@ -13,7 +14,8 @@ Source: "Graphs", "Functions" and "Operator Sets" of the ONNX IR specification.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,13 +35,26 @@ from aionn.models.onnx.schema import (
     ValueInfo,
 )
 
-__all__ = ["Bindings", "Graph", "Node", "in_order", "inner_nodes", "names_within", "resolve"]
+__all__ = ["Bindings", "Functions", "Graph", "Node", "in_order", "inner_nodes", "names_within", "resolve"]
 
 NODES_MAX = 200_000
 """Nodes of a graph with its functions inlined. The largest exported language models have some ten thousand."""
 
 CALLS_MAX = 64
 """Largest depth of calls between functions. Exporters nest them as deep as modules, about ten."""
+
+RENAMED_MAX = 2_000_000
+"""Names and attributes that calls of functions are given, with those of the graphs within their nodes. A function of some kilobytes
+may have a hundred thousand, and be called as often; exported models have some hundred thousand in all calls."""
+
+SHOWN = 100
+"""Characters of a name that errors show. A name may be as long as the file, and every call of a function repeats those in it."""
+
+WHERE_SHOWN = 300
+"""The same for the names of all nodes around a node."""
+
+VERSION_OF_OLD_FILES, IR_VERSION_WITH_OPSETS = 1, 3
+"""Files of earlier versions of the format state no operator sets: they mean this version of ONNX's own."""
 
 OPSETS = range(1, 29)
 """Versions of the main operator set that the conversions were written for."""
@@ -60,6 +75,7 @@ class Node(msgspec.Struct, eq=False):
         attributes: The attributes by name.
         where: The name of the node in errors.
         activation: The activation that is applied to its first output.
+        opsets: The version by domain, for the graphs within it.
     """
 
     op_type: str
@@ -70,6 +86,7 @@ class Node(msgspec.Struct, eq=False):
     attributes: dict[str, Attribute]
     where: str
     activation: FusedActivation = FusedActivation.NONE
+    opsets: Mapping[str, int] = {}
 
     @property
     def label(self) -> str:
@@ -86,6 +103,7 @@ class Graph(msgspec.Struct, eq=False):
         nodes: The nodes in an order in which they can run.
         constants: The constants by name.
         opsets: The version by domain.
+        functions: Inlines the calls in graphs within nodes.
     """
 
     inputs: tuple[ValueInfo, ...]
@@ -93,6 +111,7 @@ class Graph(msgspec.Struct, eq=False):
     nodes: list[Node]
     constants: dict[str, TensorProto | SparseTensorProto]
     opsets: dict[str, int]
+    functions: Functions
 
 
 def resolve(model: ModelProto) -> Graph:
@@ -102,8 +121,11 @@ def resolve(model: ModelProto) -> Graph:
         InvalidModel: Names, versions or functions break the specification.
     """
     opsets = _opsets(model.opsets, "the model")
+    if not opsets and model.ir_version < IR_VERSION_WITH_OPSETS:
+        opsets[""] = VERSION_OF_OLD_FILES
     graph = model.graph
     constants = _constants(graph)
+    _check_inputs(graph)
     inputs = tuple(info for info in graph.inputs if info.name not in constants)
     functions: dict[tuple[str, str, str], FunctionProto] = {}
     for function in model.functions:
@@ -113,9 +135,10 @@ def resolve(model: ModelProto) -> Graph:
                 f"onnx, function {function.name!r}: expected every function once, got it again"
             )
         functions[key] = function
-    nodes = _Inliner(functions).run(graph.nodes, opsets)
+    calls = Functions(functions)
+    nodes = calls.inlined(graph.nodes, opsets)
     known = [constants, {info.name for info in inputs}]
-    return Graph(inputs, graph.outputs, in_order(nodes, known, graph.outputs), constants, opsets)
+    return Graph(inputs, graph.outputs, in_order(nodes, known, graph.outputs), constants, opsets, calls)
 
 
 class Bindings(msgspec.Struct):
@@ -206,17 +229,18 @@ def _extents(name: str, extents: Sequence[int]) -> tuple[int, ...]:
 
 
 def inner_nodes(
-    graph: GraphProto, node: Node, opsets: Mapping[str, int], outer: Sequence[Container[str]]
+    graph: GraphProto, node: Node, functions: Functions, outer: Sequence[Container[str]]
 ) -> list[Node]:
-    """The nodes of a graph within a node, whose functions are inlined already, in order.
+    """The nodes of a graph within a node, with functions inlined, in order.
 
     Args:
         graph: The inner graph.
         node: The node whose attribute the graph is.
-        opsets: The version by domain.
+        functions: Those of the file.
         outer: Collections of the names that are defined outside the graph.
     """
-    nodes = [_node(one, i, opsets, f"{node.where}, ") for i, one in enumerate(graph.nodes)]
+    nodes = functions.inlined(graph.nodes, node.opsets, f"{node.where}, ")
+    _check_inputs(graph)
     inputs = {info.name for info in graph.inputs}
     return in_order(nodes, [*outer, _constants(graph), inputs], graph.outputs)
 
@@ -240,6 +264,14 @@ def _opsets(imports: Sequence[OpsetImport], what: str) -> dict[str, int]:
     return versions
 
 
+def _check_inputs(graph: GraphProto) -> None:
+    names = [info.name for info in graph.inputs]
+    if len(set(names)) != len(names) or "" in names:
+        name = "" if "" in names else next(name for name, count in Counter(names).items() if count > 1)
+        got = f"{_shown(name)!r} again" if name else "an empty name"
+        raise InvalidModel(f"onnx, inputs: expected every name once, got {got}")
+
+
 def _constants(graph: GraphProto) -> dict[str, TensorProto | SparseTensorProto]:
     constants: dict[str, TensorProto | SparseTensorProto] = {}
     named: list[tuple[str, TensorProto | SparseTensorProto]] = [(t.name, t) for t in graph.initializers]
@@ -251,11 +283,15 @@ def _constants(graph: GraphProto) -> dict[str, TensorProto | SparseTensorProto]:
     return constants
 
 
+def _shown(text: str, limit: int = SHOWN) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
 def _node(proto: NodeProto, index: int, opsets: Mapping[str, int], where: str = "") -> Node:
     domain = _domain(proto.domain)
     attributes = {one.name: one for one in proto.attributes}
-    name = f" {proto.name!r}" if proto.name else ""
-    label = f"{where}node {index}{name} {proto.op_type}"
+    name = f" {_shown(proto.name)!r}" if proto.name else ""
+    label = f"{_shown(where, WHERE_SHOWN)}node {index}{name} {_shown(proto.op_type)}"
     if len(attributes) != len(proto.attributes):
         raise InvalidModel(f"onnx, {label}: expected every attribute once")
     return Node(
@@ -266,22 +302,52 @@ def _node(proto: NodeProto, index: int, opsets: Mapping[str, int], where: str = 
         list(proto.outputs),
         attributes,
         label,
+        opsets=opsets,
     )
 
 
-class _Inliner:
-    """Replaces calls of the file's own functions by their nodes."""
+class Functions:
+    """The functions of a file, whose calls are replaced by their nodes.
+
+    Args:
+        functions: By domain, name and overload.
+    """
 
     def __init__(self, functions: Mapping[tuple[str, str, str], FunctionProto]) -> None:
         self._functions = functions
-        self._opsets = {key: _opsets(f.opsets, f"function {f.name!r}") for key, f in functions.items()}
+        self._opsets = {
+            key: _opsets(f.opsets, f"function {_shown(f.name)!r}") for key, f in functions.items()
+        }
         self._count = 0
+        self._renamed = 0
 
-    def run(self, protos: Sequence[NodeProto], opsets: Mapping[str, int]) -> list[Node]:
+    def inlined(self, protos: Sequence[NodeProto], opsets: Mapping[str, int], where: str = "") -> list[Node]:
+        """The nodes of a graph with all calls replaced, in the order of the file.
+
+        Args:
+            protos: The nodes.
+            opsets: The version by domain.
+            where: Begins the names of the nodes.
+
+        Raises:
+            InvalidModel: A call does not fit its function, or there are too many nodes in all graphs together.
+        """
         nodes: list[Node] = []
         for index, proto in enumerate(protos):
-            self._add(nodes, proto, _node(proto, index, opsets), 0)
+            self._add(nodes, proto, _node(proto, index, opsets, where), 0)
         return nodes
+
+    def charge(self, count: int) -> None:
+        """Counts names and attributes that a call is given.
+
+        Raises:
+            InvalidModel: All calls together have too many.
+        """
+        self._renamed += count
+        if self._renamed > RENAMED_MAX:
+            raise InvalidModel(
+                f"onnx: expected at most {RENAMED_MAX} names and attributes in all calls of functions, got more"
+            )
 
     def _add(self, nodes: list[Node], proto: NodeProto, node: Node, depth: int) -> None:
         self._count += 1
@@ -290,6 +356,11 @@ class _Inliner:
         key = (node.domain, node.op_type, proto.overload)
         function = self._functions.get(key)
         if function is None:
+            if not node.domain and not node.version:
+                raise InvalidModel(
+                    f"onnx, {node.where}: expected a version of operator set ai.onnx, which neither the model nor a function "
+                    "around the node states, got none"
+                )
             nodes.append(node)
             return
         if depth >= CALLS_MAX:
@@ -301,30 +372,47 @@ class _Inliner:
                 f"onnx, {node.where}: expected at most {len(function.inputs)} inputs and {len(function.outputs)} outputs, "
                 f"got {len(node.inputs)} and {len(node.outputs)}"
             )
+        self.charge(
+            len(function.inputs) + len(function.outputs) + len(function.defaults) + len(node.attributes)
+        )
         names = {"": ""}
         names.update(dict.fromkeys(function.inputs, ""))
         names.update(zip(function.inputs, node.inputs))
-        prefix = f"{self._count}:{function.name}/"
+        prefix = f"{self._count}:{_shown(function.name)}/"
         # The function also writes an output that the call omits, under an unused name.
         names.update({inner: outer for inner, outer in zip(function.outputs, node.outputs) if outer})
         given = {one.name: one for one in function.defaults} | node.attributes
+        renaming = _Renaming(names, prefix, given, self.charge)
         for index, inner in enumerate(function.nodes):
-            renamed = _Renaming(names, prefix, given).node(inner)
+            renamed = renaming.node(inner)
             self._add(nodes, renamed, _node(renamed, index, self._opsets[key], f"{node.where}, "), depth + 1)
 
 
 class _Renaming:
     """Gives a function's nodes the names and attributes of one call."""
 
-    def __init__(self, names: Mapping[str, str], prefix: str, given: Mapping[str, Attribute]) -> None:
+    def __init__(
+        self,
+        names: dict[str, str],
+        prefix: str,
+        given: Mapping[str, Attribute],
+        charge: Callable[[int], None],
+    ) -> None:
         self._names = names
         self._prefix = prefix
         self._given = given
+        self._charge = charge
 
     def _name(self, name: str) -> str:
-        return self._names.get(name, self._prefix + name)
+        found = self._names.get(name)
+        if found is None:
+            # A number makes the beginning of a long name differ from all others.
+            short = name if len(name) <= SHOWN else f"{len(self._names)}:{name[:SHOWN]}"
+            found = self._names[name] = self._prefix + short
+        return found
 
     def node(self, proto: NodeProto) -> NodeProto:
+        self._charge(len(proto.inputs) + len(proto.outputs) + len(proto.attributes))
         attributes = []
         for one in proto.attributes:
             if one.reference:
@@ -349,6 +437,9 @@ class _Renaming:
             return tuple(msgspec.structs.replace(info, name=self._name(info.name)) for info in values)
 
         graph = graph or GraphProto()
+        self._charge(
+            len(graph.inputs) + len(graph.outputs) + len(graph.initializers) + len(graph.sparse_initializers)
+        )
         return GraphProto(
             tuple(map(self.node, graph.nodes)),
             infos(graph.inputs),

@@ -22,9 +22,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from aionn.errors import InvalidArgument, InvalidModel
+from aionn.errors import Error, InvalidArgument, InvalidModel
 from aionn.hal import Model, Operand
-from aionn.models.foreign_files import error_of_file
+from aionn.models.foreign_files import error_of_file, shortened
 from aionn.models.onnx.constants import ConstantReader, UnsupportedType
 from aionn.models.onnx.conversions.control_flow import (
     CONTROL_FLOW,
@@ -41,7 +41,14 @@ from aionn.models.onnx.extension.contracts import CONTRACTS
 from aionn.models.onnx.extension.narrow import CARRIERS, NAMES
 from aionn.models.onnx.folding import fold
 from aionn.models.onnx.graph import Bindings, Graph, Node, inner_nodes, names_within, resolve
-from aionn.models.onnx.operator import Operator, check_types, read_constant
+from aionn.models.onnx.operator import (
+    Operator,
+    UnsupportedOperator,
+    UnsupportedOperators,
+    check_types,
+    read_constant,
+    unsupported,
+)
 from aionn.models.onnx.operators import CONVERSIONS
 from aionn.models.onnx.rewriting import fuse_activations, uses_of
 from aionn.models.onnx.schema import (
@@ -61,37 +68,14 @@ __all__ = ["OnnxArgument", "OnnxModel", "UnsupportedOperator", "UnsupportedOpera
 FILE_BYTES_MAX = (1 << 31) - 1
 """The largest protobuf message: its lengths are 31 bits; larger models keep their constants in other files."""
 
+LISTED_SHOWN = 20_000
+"""Characters of an error that lists the open extents of a file: those of a hundred inputs fit."""
+
 DEPTH_MAX = 32
 """Largest depth of nested branches, the same as the limit for nested graphs of a file."""
 
 APPLIED_VERSION = 13
 """The version of the operators that iterations of a Loop or Scan add: Gather, Unsqueeze and Concat."""
-
-
-class UnsupportedOperator(msgspec.Struct, frozen=True):
-    """Operators of one name that cannot be expressed for one reason.
-
-    Attributes:
-        name: The operator's name with its domain; ``input`` or ``output`` for a value of the graph.
-        count: Number of nodes.
-        reason: The reason, as a phrase.
-    """
-
-    name: str
-    count: int
-    reason: str
-
-
-class UnsupportedOperators(InvalidModel):
-    """A file has operators that the HAL cannot express.
-
-    Attributes:
-        operators: All of them, by name and reason.
-    """
-
-    def __init__(self, message: str, operators: tuple[UnsupportedOperator, ...] = ()) -> None:
-        super().__init__(message)
-        self.operators = operators
 
 
 class OnnxArgument(msgspec.Struct, frozen=True):
@@ -174,7 +158,7 @@ def load_onnx(
     except InvalidModel as e:
         raise error_of_file(where, data, e) from e
     except InvalidArgument as e:
-        raise InvalidArgument(f"{where}: {e}") from e
+        raise InvalidArgument(f"{where}: {shortened(str(e), LISTED_SHOWN)}") from e
 
 
 def _dtype(info: ValueInfo) -> str:
@@ -206,10 +190,28 @@ class _Missing(Exception):
 
 NO_CONVERSION = "the importer has no conversion for this operator"
 
+NAMES_PER_NODE = 64
+"""Inputs and constants of a graph that an iteration replaces in the time in which it converts a node."""
+
+_UNFORESEEN = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""Exceptions for faults of a file that no check finds; they are reported as the file's as well."""
+
 
 def _is_convertible(node: Node, *, extends: bool) -> bool:
-    known = (*CONVERSIONS, *CONTROL_FLOW, *SEQUENCES, *(CONTRACTS if extends else ()))
-    return not node.domain and node.op_type in known
+    if node.domain:
+        return False
+    return any(node.op_type in table for table in (CONVERSIONS, CONTROL_FLOW, SEQUENCES)) or (
+        extends and node.op_type in CONTRACTS
+    )
 
 
 class _Import:
@@ -244,7 +246,7 @@ class _Import:
             except Inexpressible as e:
                 self._failures["output", str(e)] += 1
         if self._failures:
-            raise self._complaint()
+            raise unsupported(self._failures)
         if not outputs:
             raise InvalidModel("onnx: expected a graph with outputs, got none")
         try:
@@ -332,6 +334,10 @@ class _Import:
                 self._values[name] = read_constant(self._reader, proto)
             except UnsupportedType as e:
                 raise Inexpressible(f"a constant of type {e}") from e
+            except _UNFORESEEN as e:
+                if isinstance(e, Error):
+                    raise
+                raise InvalidModel(f"onnx, constant {name!r}: unforeseen contents: {e!r}") from e
         tensor = self._values[name]
         if tensor is None:
             raise _Missing(name)
@@ -359,17 +365,8 @@ class _Import:
             for name in filter(None, node.outputs):
                 self._values.setdefault(name, None)
             return
-        except (
-            ArithmeticError,
-            AssertionError,
-            AttributeError,
-            LookupError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as e:
-            # The checks should find every fault of a file; a fault that they miss is reported as the file's as well.
-            if isinstance(e, InvalidArgument):
+        except _UNFORESEEN as e:
+            if isinstance(e, Error):
                 raise
             raise InvalidModel(f"onnx, {node.where}: unforeseen contents: {e!r}") from e
         if any(node.outputs[len(results) :]):
@@ -435,14 +432,15 @@ class _Import:
         # The names of a graph are local, so those from outside are restored after each iteration: these alone, as a file may have
         # as many graphs as names.
         values, constants = self._values, self._graph.constants
-        nodes = inner_nodes(graph, node, self._graph.opsets, [values, constants])
+        nodes = inner_nodes(graph, node, self._graph.functions, [values, constants])
         own = {proto.name: proto for proto in graph.initializers}
         inputs = [info.name for info in graph.inputs]
         local = {*own, *inputs, *(name for inner in nodes for name in inner.outputs)}
         read: dict[str, Held | None] = {}
+        cost = len(nodes) + 1 + (len(own) + len(inputs)) // NAMES_PER_NODE
 
         def convert(given: Sequence[Held]) -> list[Held]:
-            self.count(node, len(nodes) + 1)
+            self.count(node, cost)
             hidden = {name: values.pop(name) for name in local if name in values}
             stored = {name: constants[name] for name in own if name in constants}
             try:
@@ -545,14 +543,6 @@ class _Import:
         (result,) = self._converted(made, inputs, depth + 1)
         assert not isinstance(result, TensorList), "operators of tensors give tensors"
         return result
-
-    def _complaint(self) -> UnsupportedOperators:
-        found = tuple(UnsupportedOperator(name, n, reason) for (name, reason), n in self._failures.items())
-        count = sum(each.count for each in found)
-        listed = "; ".join(f"{each.count} x {each.name}: {each.reason}" for each in found)
-        return UnsupportedOperators(
-            f"onnx: expected operators that the HAL can express, got {count} that it cannot: {listed}", found
-        )
 
 
 class _Around(NamedTuple):

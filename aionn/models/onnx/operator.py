@@ -1,20 +1,21 @@
 """One application of an operator, as the argument of its conversion: values, attributes, and errors.
 
-Owns the access to attributes and the list of those that the conversion has not read: an attribute that a conversion does not know
-may change the meaning of the operator.
+Owns the error for operators that cannot be expressed, the access to attributes, and the list of those that the conversion has not
+read: an attribute that a conversion does not know may change the meaning of the operator.
 
 Source: "Attributes" of the ONNX IR specification.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import msgspec
 
 from aionn.errors import InvalidModel
 from aionn.hal import FusedActivation
+from aionn.models.foreign_files import shortened
 from aionn.models.onnx.constants import ConstantReader
 from aionn.models.onnx.extension.application import NUMBERS_MAX
 from aionn.models.onnx.extension.narrow import NAMES
@@ -23,7 +24,61 @@ from aionn.models.onnx.schema import Attribute, AttributeType, DataType, SparseT
 from aionn.models.onnx.tensors import Array, Inexpressible, Tensor
 from aionn.models.onnx.writer import GraphWriter
 
-__all__ = ["Convert", "Operator", "check_types", "read_constant"]
+__all__ = [
+    "Convert",
+    "Operator",
+    "UnsupportedOperator",
+    "UnsupportedOperators",
+    "check_types",
+    "read_constant",
+    "unsupported",
+]
+
+KINDS_SHOWN, KIND_SHOWN = 100, 200
+"""Operators that the text of one error lists, and characters of each; its ``operators`` has all. Files of networks have some dozens
+of kinds in all.
+"""
+
+
+class UnsupportedOperator(msgspec.Struct, frozen=True):
+    """Operators of one name that cannot be expressed for one reason.
+
+    Attributes:
+        name: The operator's name with its domain; ``input`` or ``output`` for a value of the graph.
+        count: Number of nodes.
+        reason: The reason, as a phrase.
+    """
+
+    name: str
+    count: int
+    reason: str
+
+
+class UnsupportedOperators(InvalidModel):
+    """A file has operators that the HAL cannot express.
+
+    Attributes:
+        operators: All of them, by name and reason.
+    """
+
+    def __init__(self, message: str, operators: tuple[UnsupportedOperator, ...] = ()) -> None:
+        super().__init__(message)
+        self.operators = operators
+
+
+def unsupported(failures: Mapping[tuple[str, str], int]) -> UnsupportedOperators:
+    """The error of a file with operators that the HAL cannot express: the number of nodes by name and reason."""
+    found = tuple(UnsupportedOperator(name, n, reason) for (name, reason), n in failures.items())
+    listed = "; ".join(
+        f"{each.count} x {shortened(each.name, KIND_SHOWN)}: {shortened(each.reason, KIND_SHOWN)}"
+        for each in found[:KINDS_SHOWN]
+    )
+    if len(found) > KINDS_SHOWN:
+        listed += f"; {len(found) - KINDS_SHOWN} further kinds"
+    count = sum(each.count for each in found)
+    return UnsupportedOperators(
+        f"onnx: expected operators that the HAL can express, got {count} that it cannot: {listed}", found
+    )
 
 
 class Typed(Protocol):

@@ -129,13 +129,12 @@ class Tensor:
             execution. It is never changed.
         order: The order of the axes in the first form: axis ``i`` of the form is axis ``order[i]``.
         forms: HAL values by the order of their axes.
-        limits: Least and largest possible number, for whole numbers.
         rescaled: Writes the operator of this value again, with a factor and an offset for each channel and an activation; None if
             the operator has no constants that could contain them. The first value is then not part of the model, unless it is read
             elsewhere.
     """
 
-    __slots__ = ("array", "dtype", "forms", "limits", "order", "rescaled", "shape")
+    __slots__ = ("_limits", "array", "dtype", "forms", "order", "rescaled", "shape")
 
     def __init__(
         self,
@@ -152,14 +151,26 @@ class Tensor:
         self.order: Order = tuple(range(len(shape))) if order is None else order
         self.forms: dict[Order, Value] = {}
         self.rescaled: Callable[[Array, Array, FusedActivation], Tensor] | None = None
-        self.limits = INT32 if limits is None else limits
-        if array is not None and limits is None and array.dtype.kind in "iu":
-            least = distinct(array)
-            self.limits = (int(least.min()), int(least.max())) if array.size else (0, 0)
+        self._limits = limits
 
     def __repr__(self) -> str:
         constant = "" if self.array is None else " constant"
         return f"<Tensor {self.dtype} {list(self.shape)} {list(self.order)}{constant}>"
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Least and largest possible number, for whole numbers. Those of a constant are looked for when they are first asked for:
+        a file may have thousands of forms of a large one."""
+        if self._limits is None:
+            self._limits = INT32
+            if self.array is not None and self.array.dtype.kind in "iu":
+                least = distinct(self.array)
+                self._limits = (int(least.min()), int(least.max())) if self.array.size else (0, 0)
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: tuple[int, int]) -> None:
+        self._limits = limits
 
     @property
     def rank(self) -> int:

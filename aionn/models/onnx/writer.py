@@ -561,16 +561,16 @@ class GraphWriter:
 
     def end(self, given: Iterable[Value]) -> tuple[GraphBuilder, list[Value]]:
         """The finished graph with these outputs, and its outputs: copies of inputs, of constants, and of repeated values."""
-        values: list[Value] = []
+        values: dict[Value, None] = {}
         for value in given:
             if value in self._inputs or value in self._arrays or value in values:
                 value = self._copied(value)
-            values.append(value)
+            values[value] = None
         for step in self._live(values):
             self._builder.operation(step.kind, step.inputs, step.outputs, is_checked=step.is_checked)
-        return self._builder.finish(values), values
+        return self._builder.finish(list(values)), list(values)
 
-    def _live(self, outputs: Sequence[Value]) -> list[_Step]:
+    def _live(self, outputs: Iterable[Value]) -> list[_Step]:
         """The operations that the outputs need."""
         needed = set(outputs)
         live: list[_Step] = []

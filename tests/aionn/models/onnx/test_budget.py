@@ -8,7 +8,7 @@ import pytest
 from aionn.errors import InvalidModel
 from aionn.models.onnx import load_onnx, writer
 from aionn.models.onnx.encoding import node
-from aionn.models.onnx.graph import inner_nodes, resolve
+from aionn.models.onnx.graph import Functions, inner_nodes, resolve
 from aionn.models.onnx.schema import DataType, GraphProto, ValueInfo, read_model
 from tests.aionn.models.onnx.building import file
 
@@ -198,13 +198,19 @@ def test_names_outside_of_a_branch_are_not_gone_through() -> None:
 
     branch = GraphProto((node("Add", ["x", "c"], ["r"]),), (), (ValueInfo("r"), ValueInfo("x")))
     outer = resolve(read_model(file([node("Add", ["x", "x"], ["y"])], [x(1)], ["y"]))).nodes[0]
-    (inner,) = inner_nodes(branch, outer, {"": 21}, [Names()])
+    (inner,) = inner_nodes(branch, outer, Functions({}), [Names()])
     assert inner.op_type == "Add"
     with pytest.raises(InvalidModel, match="got 'z'"):
         inner_nodes(
-            GraphProto((node("Add", ["x", "z"], ["r"]),), (), (ValueInfo("r"),)), outer, {"": 21}, [Names()]
+            GraphProto((node("Add", ["x", "z"], ["r"]),), (), (ValueInfo("r"),)),
+            outer,
+            Functions({}),
+            [Names()],
         )
     with pytest.raises(InvalidModel, match="'c' again"):
         inner_nodes(
-            GraphProto((node("Add", ["x", "x"], ["c"]),), (), (ValueInfo("c"),)), outer, {"": 21}, [Names()]
+            GraphProto((node("Add", ["x", "x"], ["c"]),), (), (ValueInfo("c"),)),
+            outer,
+            Functions({}),
+            [Names()],
         )
