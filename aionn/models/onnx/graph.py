@@ -43,7 +43,7 @@ NODES_MAX = 200_000
 CALLS_MAX = 64
 """Largest depth of calls between functions. Exporters nest them as deep as modules, about ten."""
 
-RENAMED_MAX = 2_000_000
+RENAMED_MAX = 1_000_000
 """Names and attributes that calls of functions are given, with those of the graphs within their nodes. A function of some kilobytes
 may have a hundred thousand, and be called as often; exported models have some hundred thousand in all calls."""
 

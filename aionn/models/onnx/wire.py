@@ -27,7 +27,7 @@ from aionn.platform.joining import joined
 
 __all__ = ["PART_BYTES_MIN", "Budget", "Field", "Message", "MessageWriter"]
 
-FIELDS_MAX = 4_000_000
+FIELDS_MAX = 1_500_000
 """Fields that one file may have in all of its messages, known ones or not. Those of 20,000 nodes, as the largest exported language
 models have, are some 500,000."""
 
