@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from aionn.errors import Error, InvalidArgument, InvalidModel
+from aionn.errors import Error, InvalidArgument, InvalidModel, ResourceExhausted
 from aionn.hal import Model, Operand
 from aionn.models.foreign_files import error_of_file, shortened
 from aionn.models.onnx.constants import ConstantReader, UnsupportedType
@@ -153,6 +153,8 @@ def load_onnx(
     try:
         graph = resolve(read_model(data))
         return _Import(graph, ConstantReader(folder), bound, extends=extensions == "needed").run()
+    except MemoryError as e:
+        raise ResourceExhausted(f"{where}: expected constants that fit into memory, got too many") from e
     except UnsupportedOperators as e:
         raise UnsupportedOperators(f"{where}: {e}", e.operators) from e
     except InvalidModel as e:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aionn.errors import InvalidModel
+from aionn.errors import InvalidModel, ResourceExhausted
 from aionn.models.onnx import UnsupportedOperators, encode_model, load_onnx
 from aionn.models.onnx.encoding import node, tensor
 from aionn.models.onnx.schema import (
@@ -181,6 +181,17 @@ def test_external_data_is_not_read_many_times_its_size(tmp_path, step):
     else:
         (y,) = run(load_onnx(path), {"v0": np.zeros(1000, np.float32)})
         np.testing.assert_array_equal(y, 20 * np.arange(1000, dtype=np.float32))
+
+
+def test_constants_that_do_not_fit_into_memory_are_a_shortage(tmp_path, monkeypatch):
+    def read(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr("aionn.models.onnx.constants.ConstantReader._external", read)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(overlapping(1, 0))
+    with pytest.raises(ResourceExhausted, match="fit into memory"):
+        load_onnx(path)
 
 
 def test_errors_repeat_no_more_than_a_part_of_a_long_name():
