@@ -51,6 +51,10 @@ def gather(g: GraphWriter, op: Operator) -> Tensor:
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     if x.array is not None and indices.array is not None:
         _whole_indices(g, op, indices, x.shape[axis])
+        if not x.array.flags.aligned:
+            # Else numpy would copy all of a constant of the file for each of many nodes that take one element of it.
+            g.charge(x.array.nbytes)
+            x.array = x.array.copy()
         g.charge(math.prod(shape) * x.array.itemsize)
         return g.constant(np.take(x.array, indices.array, axis), x.dtype)
     if 0 in shape:

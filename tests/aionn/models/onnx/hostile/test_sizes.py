@@ -126,3 +126,17 @@ def test_bounds_of_a_constant_are_not_looked_for_in_each_form_of_it(monkeypatch)
     data = file(nodes, [info("x", np.zeros(1, np.int64))], ["y"], constants | {"v0": np.arange(1000)})
     load_onnx(data)
     assert sum(array.size == 1000 for array in looked_at) <= 2
+
+
+def test_constants_that_the_file_does_not_align_are_copied_once(monkeypatch):
+    """numpy copies such an array whole to take one element of it."""
+    taken = []
+    take = np.take
+    monkeypatch.setattr(np, "take", lambda array, *more: taken.append(array) or take(array, *more))
+    names = ["c" * length for length in range(1, 9)]
+    nodes = [node("Gather", [name, "i"], [f"g{name}{i}"]) for name in names for i in range(2)]
+    nodes.append(node("Sum", ["x", *(each.outputs[0] for each in nodes)], ["y"]))
+    constants = {name: np.arange(2000, dtype=np.float32) for name in names} | {"i": np.array([1])}
+    load_onnx(file(nodes, [X], ["y"], constants))
+    assert len(taken) == 16 and all(array.flags.aligned for array in taken)
+    assert all(first is second for first, second in zip(taken[::2], taken[1::2], strict=True))
