@@ -70,6 +70,7 @@ class Frame:
         missing_ns: The time that it lacked when it was rejected while it waited, if those before it take what is counted with; 0
             for one that was not rejected.
         held_ns: The time for which it has had its slot.
+        stalled_ns: The part of that beyond its budget for which the machine did not run the threads.
         ended_ns: When it left its slot, the last time; 0 before.
         is_by_other: Whether the last execution that kept its slot for too long is another client's; known in the queue of a driver
             alone.
@@ -90,6 +91,7 @@ class Frame:
         "missing_ns",
         "server",
         "since_ns",
+        "stalled_ns",
         "urgent_ns",
     )
 
@@ -100,7 +102,7 @@ class Frame:
         self.label: Label | None = None
         self.arrived_ns = arrived_ns
         self.has_waited = self.is_by_other = False
-        self.blocked_ns = self.missing_ns = self.held_ns = self.ended_ns = 0
+        self.blocked_ns = self.missing_ns = self.held_ns = self.stalled_ns = self.ended_ns = 0
         self.is_reserved = self.has_budget = urgent_ns is not None
         self.is_rejected = not (self.is_reserved or server.may_run_lower or server.is_withdrawn)
         self.urgent_ns = 0 if urgent_ns is None else urgent_ns
@@ -147,7 +149,8 @@ class Frame:
             self.leave_class(Label.STALLED if stalled_ns >= excess_ns else Label.OVERRAN)
             # A device with boundaries takes at most one piece too much from other frames. Nothing is owed for what the machine
             # took.
-            owed_ns = max(0, excess_ns - stalled_ns)
+            self.stalled_ns = min(excess_ns, stalled_ns)
+            owed_ns = excess_ns - self.stalled_ns
             self.server.debt_ns += min(owed_ns, self.server.piece_ns) if can_preempt else owed_ns
         self.server.stalls.look(now_ns)
 

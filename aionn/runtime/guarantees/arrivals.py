@@ -30,10 +30,12 @@ class Measured(NamedTuple):
     Attributes:
         duration_ns: The quantile of the estimates with their margin.
         timings: The number of timings.
+        has_stalls: Whether the time is in it for which the machine did not run the threads.
     """
 
     duration_ns: int
     timings: int
+    has_stalls: bool = False
 
 
 class Held:
@@ -93,6 +95,8 @@ class Arrivals(Protocol):
     def look(self, held: Held, now_ns: int, deadline_ns: int | None) -> None: ...
 
     def overran(self, held: Held, held_ns: int) -> None: ...
+
+    def took(self, held: Held, frame: Frame, *, is_whole: bool) -> None: ...
 
     def frame_ended(self, held: Held) -> None: ...
 
@@ -248,6 +252,9 @@ class FrameArrival:
 
     def ended(self) -> None:
         """Neither the dispatcher nor the device has the frame any more."""
+        frame = self.frame
+        if frame is not None and frame.has_budget and frame.ended_ns:
+            self._owner.took(self.held, frame, is_whole=not self._is_lost)
         self.held.in_progress -= 1
         self._has_ended = True
         if self in self.held.undecided:

@@ -213,7 +213,7 @@ class StreamGuarantee:
         async with self._lock:
             if self._was_asked:
                 return
-            measured = await self._measured()
+            measured = await self._measured_for(self.terms)
             self._check_open()
             try:
                 self._hold(await self._admitted(self.terms, measured))
@@ -234,7 +234,7 @@ class StreamGuarantee:
         self._check(terms)
         await self.admit()
         async with self._lock:
-            measured = await self._measured()
+            measured = await self._measured_for(terms)
             self._check_open()
             if self.held is None:
                 self._hold(await self._admitted(terms, measured))
@@ -349,12 +349,28 @@ class StreamGuarantee:
         if self._is_over:
             raise InvalidArgument("stream: ended while it asked for a reservation")
 
+    async def _measured_for(self, terms: StreamTerms) -> Measured:
+        """The device time of a frame; no stream is refused for stalls of the machine that are in what is known."""
+        measured = await self._measured()
+        if measured.has_stalls and not self._reservations.would_fit(terms, measured):
+            return await self._warmed_up()
+        return measured
+
     async def _measured(self) -> Measured:
-        known = self._reservations.learnt(self._model, TIMINGS_MIN) or self.known
-        if known is not None and self._reservations.is_up:
+        reservations = self._reservations
+        known = reservations.device_time(self._model, TIMINGS_MIN)
+        known = known or reservations.learnt(self._model, TIMINGS_MIN) or self.known
+        if known is not None and reservations.is_up:
             return known
+        return await self._warmed_up()
+
+    async def _warmed_up(self) -> Measured:
         try:
-            measured = await measure(self._warm_up)
+            measured = await measure(
+                self._warm_up,
+                lambda: stalls_of_frames(stalls_of_loop(), self._threads()),
+                lambda held_ns, stalled_ns: self._reservations.observe(self._model, held_ns, stalled_ns),
+            )
         except ResourceExhausted:
             # It takes longer than reserved frames can wait, which is known of models that ran, or whose driver declares a duration.
             expected = self._reservations.expected(self._model, self._declared_ns)

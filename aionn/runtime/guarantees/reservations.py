@@ -27,8 +27,9 @@ from aionn.errors import NotAdmitted
 from aionn.platform.stalls import NO_STALLS, Stalls
 from aionn.runtime.guarantees.arrivals import Held, Measured, described
 from aionn.runtime.guarantees.granted import as_granted, asked_time, with_verdict
+from aionn.runtime.guarantees.measuring import DeviceTimes
 from aionn.scheduler.admission import DAY_NS, SHARE_PPM, SlotCost, StreamTerms
-from aionn.scheduler.bandwidth import Label
+from aionn.scheduler.bandwidth import Frame, Label
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.ledger import RESERVATIONS_MAX, Ledger, ReservableSlot, Reservation
@@ -96,6 +97,7 @@ class DeviceReservations:
             dispatcher.passes_frames = True
         self._shared_room_ns = DAY_NS
         self._estimates = estimates
+        self._device_times = DeviceTimes()
         self._ledger = Ledger(
             [ReservableSlot(f"{name}/{slot}", can_preempt=False, delay_ns=delay_ns) for slot in self._slots]
         )
@@ -118,11 +120,27 @@ class DeviceReservations:
     def forget_model(self, key: Hashable) -> None:
         """A model is not executed by this key any more. Idempotent; from any thread, also from a finaliser."""
         self._models.pop(key, None)
+        self._device_times.forget(key)
+
+    def observe(self, key: Hashable, held_ns: int, stalled_ns: int) -> None:
+        """Learns the device time of a model from an execution whose stalls were measured; see ``DeviceTimes``."""
+        self._device_times.observe(key, held_ns, stalled_ns)
+
+    def device_time(self, key: Hashable, count_min: int) -> Measured | None:
+        """The device time of a model, without stalls of the machine that are rare; None where they were measured in fewer than
+        ``count_min`` executions."""
+        return self._device_times.measured(key) if self._device_times.count(key) >= count_min else None
 
     def learnt(self, key: Hashable, count_min: int) -> Measured | None:
-        """The device time of a model; None where fewer than ``count_min`` timings are known."""
+        """The time for which a model has had a slot, stalls included; None where fewer than ``count_min`` timings are known."""
         count = self._estimates.count(key)
-        return Measured(self._estimates.warm_ns(key, 1), count) if count >= count_min else None
+        if count < count_min:
+            return None
+        return Measured(self._estimates.warm_ns(key, 1), count, has_stalls=True)
+
+    def would_fit(self, terms: StreamTerms, measured: Measured) -> bool:
+        """Whether a stream has room on a slot, as far as this application knows."""
+        return self._ledger.slot_that_fits(terms, self._costs(measured, None)) is not None
 
     def expected(self, key: Hashable, declared_ns: int | None) -> Measured | None:
         """The device time of a model by its timings, or by the duration that its driver declares; None without both."""
@@ -413,6 +431,15 @@ class DeviceReservations:
     def overran(self, held: Held, held_ns: int) -> None:
         """A served device has measured the time of a frame that overran."""
         self._estimates.observe(held.model, held_ns)
+        self._device_times.observe(held.model, held_ns, 0)
+
+    def took(self, held: Held, frame: Frame, *, is_whole: bool) -> None:
+        """A frame that had a slot has ended; ``is_whole``: with a result in time."""
+        times, held_ns, stalled_ns = self._device_times, frame.held_ns, frame.stalled_ns
+        if is_whole and stalled_ns and held_ns - stalled_ns == held.server.duration_ns:
+            times.observe_excused(held.model, held_ns, stalled_ns)
+        else:
+            times.observe(held.model, held_ns, stalled_ns, is_whole=is_whole)
 
     def seen(self, held: Held, now_ns: int) -> None:
         """A frame of a reservation has come."""
