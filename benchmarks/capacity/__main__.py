@@ -116,9 +116,7 @@ class Process:
             limit.cancel()
         if not line:
             self._process.wait()
-            self._errors.seek(0)
-            text = self._errors.read().decode(errors="replace").strip()
-            raise RuntimeError(f"ended with status {self._process.returncode}: {text[-500:]}")
+            raise RuntimeError(f"ended with status {self._process.returncode}: {self.errors_text()[-500:]}")
         return json.loads(line)
 
     def run(self, streams: int, seconds: float, *, stops: bool) -> list[Tally]:
@@ -126,6 +124,11 @@ class Process:
         assert self._process.stdin is not None
         print(json.dumps([streams, seconds, stops]), file=self._process.stdin, flush=True)
         return [Tally(*row) for row in self._answer(seconds)]
+
+    def errors_text(self) -> str:
+        """The text that it has written to standard error: reasons of refusals, or its failure."""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace").strip()
 
     def close(self) -> None:
         """Ends it."""
@@ -183,10 +186,12 @@ def search(name: str, case: Case, seconds: float) -> Found:
         guess = int(case.slots * 0.9 * PERIOD_NS / 1e6 / frame_ms)
         streams = largest(keeps, guess, STREAMS_MAX)
         beyond = process.run(streams + 1, seconds, stops=False)
+        refusal = process.errors_text().rpartition("\n")[2] if name == OURS else ""
     admitted = [tally for tally in beyond if tally.is_admitted]
     print(
         f"{case}: {name:21} {streams:3} streams ({frame_ms:.2f} ms a frame); one too many: {kept_count(beyond)} of"
-        f" {len(beyond)} kept, {kept_count(admitted)} of {len(admitted)} admitted, load {os.getloadavg()[0]:.1f}",
+        f" {len(beyond)} kept, {kept_count(admitted)} of {len(admitted)} admitted, load {os.getloadavg()[0]:.1f}"
+        f"{refusal and f'; the last refusal: {refusal}'}",
         file=sys.stderr,
         flush=True,
     )

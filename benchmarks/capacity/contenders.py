@@ -2,8 +2,8 @@
 for.
 
 ``python -m benchmarks.capacity.contenders CONTENDER ENGINE SLOTS MODEL...``. A line ``[streams, seconds, stops]`` is answered by a
-line with the tallies; ``stops`` ends a run whose streams are not all admitted. The first line that is written has the milliseconds
-of a frame of each model.
+line with the tallies; ``stops`` ends a run whose streams are not all admitted, with the reason on standard error. The first line
+that is written has the milliseconds of a frame of each model.
 """
 
 from __future__ import annotations
@@ -378,7 +378,8 @@ class Aionn:
                 )
                 streams.append(await stack.enter_async_context(stream))
                 admitted[number] = stream.refusal is None
-                if run.stops and not admitted[number]:
+                if run.stops and stream.refusal is not None:
+                    print(stream.refusal.reason, file=sys.stderr, flush=True)
                     return [Tally(0, 0, is_admitted=False)]
             # Not before: an admission measures durations.
             cameras += run.cameras()
