@@ -47,7 +47,7 @@ from aionn.errors import InvalidArgument
 from aionn.hal import OperationType, Priority
 from aionn.models.importing import load_file
 from aionn.platform.files import open_regular
-from aionn.platform.numbers import POSITIVE_S_MIN, checked_seconds
+from aionn.platform.numbers import DAY_S, POSITIVE_S_MIN, checked_seconds
 
 __all__ = [
     "ARRIVALS_MAX",
@@ -184,12 +184,29 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             _check("after", self.after is None, "no stream to follow, for one with a guarantee", self.after)
             fine = self.arrivals == "periodic" or self.period_s is not None
             _check("period_s", fine, "the period that a stream promises, unless it is periodic", None)
+            self._check_reserved_times()
         if self.guarantee == "phased":
             fine = self.arrivals == "periodic"
             _check("arrivals", fine, "periodic, for a guarantee by phases", self.arrivals)
         for field, value in (("period_s", self.period_s), ("phase_s", self.phase_s)):
             if value is not None:
                 checked_seconds(value, field, most=None)
+
+    def _check_reserved_times(self) -> None:
+        """Checks the times of a reservation, a day at most, so that the message has the field in seconds and its line."""
+        deadline_s = checked_seconds(self.deadline_s, "deadline_s", least=POSITIVE_S_MIN)
+        checked_seconds(self.jitter_s, "jitter_s")
+        _check(
+            "jitter_s",
+            self.jitter_s < deadline_s,
+            f"less than the deadline of {deadline_s:g} s",
+            self.jitter_s,
+        )
+        if self.period_s is not None:
+            checked_seconds(self.period_s, "period_s", least=POSITIVE_S_MIN)
+        else:
+            fine = self.rate_per_s * DAY_S >= 1
+            _check("rate_per_s", fine, "one frame a day or more, for one with a guarantee", self.rate_per_s)
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -393,7 +393,13 @@ def test_stream_that_does_not_fit_is_best_effort_with_the_reason():
         ("rate_per_s = 30", 'rate_per_s = 30\narrivals = "poisson"', "period_s: expected the period"),
         ('name = "door"', 'name = "door"\nafter = "gate"', "after: expected no stream to follow"),
         ("duration_s = 1.0", "duration_s = 1.0\ncap = 1.5", "cap: expected above 0"),
-        ("period_s = 0.05", "period_s = -0.05", "period_s: expected a number of seconds of at least 0"),
+        ("period_s = 0.05", "period_s = -0.05", "period_s: expected a number of seconds above 0"),
+        ("period_s = 0.05", "period_s = 0", "period_s: expected a number of seconds above 0"),
+        ("period_s = 0.05", "period_s = 50_000_000", "period_s: .*did you mean 0.05"),
+        ("deadline_s = 0.02", "deadline_s = 20_000_000", "deadline_s: .*at most 86400 .a day.*0.02"),
+        ("deadline_s = 0.02", "deadline_s = 100_000.0", "deadline_s: .*at most 86400"),
+        ("jitter_s = 0.002", "jitter_s = 0.02", "jitter_s: expected less than the deadline of 0.02 s"),
+        ("rate_per_s = 30", "rate_per_s = 1e-6", "rate_per_s: expected one frame a day or more"),
     ],
 )
 def test_mistakes_in_a_file_are_named(old, new, message):
