@@ -27,8 +27,7 @@ Op, T = OperationType, OperandType
 Array = npt.NDArray[Any]
 FLOAT, BOOL = T.TENSOR_FLOAT32, T.TENSOR_BOOL8
 SHAPE = (3,)
-X = np.array([1.5, -2.25, 3.0], np.float32)
-YES, NO = np.array([True]), np.array([False])
+X, YES, NO = np.array([1.5, -2.25, 3.0], np.float32), np.array([True]), np.array([False])
 
 
 def open_over(*devices: PickyDevice, reference: bool = False, **options: Any) -> aionn.Runtime:
@@ -586,8 +585,8 @@ def data(shared: Path) -> Path:
     return shared / "cts"
 
 
-@pytest.mark.parametrize("step", [31, pytest.param(7, marks=pytest.mark.long)])
 @pytest.mark.thorough
+@pytest.mark.parametrize("step", [31, pytest.param(7, marks=pytest.mark.long)])
 async def test_share_of_the_control_flow_data_passes_interpreted(data: Path, step: int) -> None:
     tests = control_flow_tests(data)
     assert len(tests) == 682
