@@ -294,6 +294,6 @@ class DirectBurst(BurstByLaunch, BurstDefaults):
         self._memories.pop(memory_identifier, None)
 
     async def aclose(self) -> None:
-        """Forgets the memories. Idempotent."""
+        """Forgets the memories, and the launch when that has ended. Idempotent."""
         self._memories.clear()
-        self._launch = None
+        self._launch = self.in_flight()

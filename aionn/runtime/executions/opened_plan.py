@@ -110,6 +110,7 @@ class _StepInBurst(Step):
         self, work: TaskJob, rank: Priority, deadline_ns: int | None, *, copy: bool
     ) -> Result:
         burst, buffer, started_ns = self._own, self._buffer, work.started_ns
+        leave = buffer.leave
         assert burst is not None, "it has passed through"
         burst.is_taken = True
         try:
@@ -120,24 +121,35 @@ class _StepInBurst(Step):
                 check_launch(launch, "burst")
                 result = await buffer.owner.background.in_time(deadline_ns, launch, _passed)
         except BaseException as e:
-            job = job_of(buffer, deadline_ns, rank, False, copy)
-            job.asked_ns = started_ns
+            job = self._job(leave, work, rank, deadline_ns, copy)
             return await run_direct(job, burst.leave(), work, e)
         burst.is_taken = False
         known = buffer.checked[0]
         is_known = result is known or result == known  # A device in this process makes a new one each time.
         landed_ns = self.dispatcher.release(work, outcome="ended" if is_known else outcome_of_end(result))
         if not is_known:
-            job = job_of(buffer, deadline_ns, rank, False, copy)
-            job.asked_ns, job.landed_ns = started_ns, landed_ns
-            job.launched = ended(result)
+            job = self._job(leave, work, rank, deadline_ns, copy)
+            job.landed_ns, job.launched = landed_ns, ended(result)
             return await run_job(job)
         owner = buffer.owner
         try:
             outputs = buffer.area.outputs(owner.outputs, copy=copy)
         finally:
-            buffer.leave(None)
+            leave(None)
         return Result(outputs, device=owner.device, total_ns=landed_ns - started_ns)
+
+    def _job(
+        self,
+        leave: Callable[[object], None],
+        work: TaskJob,
+        rank: Priority,
+        deadline_ns: int | None,
+        copy: bool,
+    ) -> ExecutionJob:
+        """The job of a direct execution. Its buffer may have no steps any more: a burst that is closed takes its buffers apart."""
+        job = job_of(self._buffer, deadline_ns, rank, False, copy)
+        job.steps, job.finish, job.asked_ns = (self,), leave, work.started_ns
+        return job
 
     def launch(self, area: RequestArea, job: Conditions) -> Launch:
         served = job.served

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 import aionn
 from aionn.conformance.vts.models import endless_model
-from aionn.drivers.reference import ReferenceDevice
+from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.hal import Model, OperandType, OperationType, qos
 from aionn.models.builder import GraphBuilder
 from aionn.runtime.executions import burst as burst_module
@@ -153,6 +154,63 @@ async def test_deadline_ends_a_direct_execution_though_the_device_continues(
                 await anyio.sleep(0.001)
             assert (await burst.execute([-ONE])).outputs[0] == -1
         assert burst.statistics().free == 2
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        ("result", None),
+        ("failure", aionn.GeneralFailure),
+        ("cancellation", asyncio.CancelledError),
+        ("deadline", aionn.MissedDeadline),
+    ],
+)
+async def test_direct_execution_whose_burst_was_closed_ends_and_keeps_its_slot_until_the_device_is_done(
+    end: str, outcome: type[BaseException] | None, monkeypatch: pytest.MonkeyPatch, jobs: list[object]
+) -> None:
+    started, done = threading.Event(), threading.Event()
+    run = ReferencePreparedModel.run
+
+    def held(self: ReferencePreparedModel, *arguments: Any) -> Any:
+        started.set()
+        assert done.wait(LIMIT_S)
+        if end == "failure":
+            raise RuntimeError("as the test wants")
+        return run(self, *arguments)
+
+    monkeypatch.setattr(burst_module, "CLOSE_S_MAX", 0.0)
+    async with aionn.open(devices=[ReferenceDevice("reference")]) as opened:
+        net = await opened.compile(doubling_model())
+        dispatcher = opened.devices[0].dispatcher
+        async with net.burst(slots=1) as burst:
+            for _ in range(3):
+                await burst.execute([ONE])
+            jobs.clear()
+            monkeypatch.setattr(ReferencePreparedModel, "run", held)
+            limit = aionn.after(0.3) if end == "deadline" else None
+            task = asyncio.create_task(burst.execute([3 * ONE], deadline=limit))
+            while not started.is_set() and not task.done():
+                await anyio.sleep(0.001)
+        try:
+            if end == "cancellation":
+                task.cancel()
+            if end in ("result", "failure"):
+                assert not task.done() and jobs == []
+                done.set()
+            await asyncio.wait([task], timeout=LIMIT_S)
+            assert done.is_set() or not started.is_set() or dispatcher.busy_count == 1
+        finally:
+            done.set()
+        if outcome is None:
+            assert task.result().outputs[0].tolist() == [6.0]
+        else:
+            with pytest.raises(outcome):
+                await task
+        monkeypatch.setattr(ReferencePreparedModel, "run", run)
+        with anyio.fail_after(LIMIT_S):
+            while dispatcher.busy_count:
+                await anyio.sleep(0.001)
+            assert (await net.execute([ONE])).outputs[0] == 2
 
 
 async def test_no_task_is_made(execute: Callable[[object], Awaitable[aionn.Result]]) -> None:
