@@ -407,7 +407,7 @@ async def run_direct(job: ExecutionJob, launch: Launch | None, work: TaskJob, er
                 ask_to_stop(launch)
         else:
             _release(job, dispatcher, work, outcome_of_end(error))
-        if not isinstance(error, Exception) and (is_cancelled() or not isinstance(error, Cancelled)):
+        if not isinstance(error, Exception) and (not isinstance(error, Cancelled) or is_cancelled()):
             job.note_end(ExecutionCancelled("execution: cancelled").status, None, is_cancelled=True)
             job.leave()
             raise error

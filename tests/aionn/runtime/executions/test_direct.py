@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import numpy as np
 import pytest
 
@@ -211,6 +212,26 @@ async def test_direct_execution_whose_burst_was_closed_ends_and_keeps_its_slot_u
             while dispatcher.busy_count:
                 await anyio.sleep(0.001)
             assert (await net.execute([ONE])).outputs[0] == 2
+
+
+async def test_direct_execution_that_is_closed_where_no_loop_runs_leaves_its_launch_to_the_device(
+    runtime: aionn.Runtime, jobs: list[object]
+) -> None:
+    net = await runtime.compile(endless_model())
+    (device,) = runtime.devices
+    async with net.burst(slots=1) as burst:
+        for _ in range(3):
+            await burst.execute([-ONE])
+        jobs.clear()
+        execution = burst.execute([ONE])
+        execution.send(None)
+        assert jobs == [] and device.dispatcher.busy_count == 1
+        # As the collector closes the task of a loop that has ended.
+        await anyio.to_thread.run_sync(execution.close)
+        with anyio.fail_after(LIMIT_S):
+            while device.dispatcher.busy_count:
+                await anyio.sleep(0.001)
+            assert (await burst.execute([-ONE])).outputs[0] == -1
 
 
 async def test_no_task_is_made(execute: Callable[[object], Awaitable[aionn.Result]]) -> None:
