@@ -256,8 +256,13 @@ class RunLimit:
             if resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY:
                 return "RLIMIT_CPU is set, and the kernel sends the same signal for it"
             signal.signal(signal.SIGXCPU, self._handle)
+        try:
+            resource.setrlimit(resource.RLIMIT_RTTIME, (self._limit_us, hard))
+        except (OSError, ValueError) as e:  # Python makes a ValueError of a sandbox's EPERM.
+            if self._put_back is not None:
+                signal.signal(signal.SIGXCPU, handler)
+            return f"RLIMIT_RTTIME cannot be set: {e}"
         self._before = soft, handler
-        resource.setrlimit(resource.RLIMIT_RTTIME, (self._limit_us, hard))
         return ""
 
     def close(self) -> None:

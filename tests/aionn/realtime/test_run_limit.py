@@ -91,3 +91,27 @@ thread.join()
 say(found=found)
 """
     assert run_child(LIMITED + code) == {"found": ["only the main thread can set a signal handler"]}
+
+
+@pytest.mark.parametrize(
+    ("put_back", "answer"),
+    [
+        ("lambda: None", "ValueError('not allowed to raise maximum limit')"),
+        ("None", "OSError(38, 'Function not implemented')"),
+    ],
+)
+def test_limit_that_a_sandbox_refuses_is_reported(put_back: str, answer: str) -> None:
+    code = f"""
+def refused(kind, limits):
+    raise {answer}
+
+before = state()
+resource.setrlimit, own = refused, resource.setrlimit
+limit = RunLimit({put_back})
+reason = limit.open()
+resource.setrlimit = own
+limit.close()
+say(reason=reason, is_same=state() == before)
+"""
+    found = run_child(LIMITED + code)
+    assert found.pop("reason").startswith("RLIMIT_RTTIME cannot be set: ") and found == {"is_same": True}
