@@ -154,11 +154,10 @@ def check_throttling(machine: Machine) -> Finding:
 def check_group(machine: Machine) -> Finding:
     """Whether a control group stops this process after it has used its share of processor time."""
     name = "cpu group"
-    for folder in machine.groups:
-        limit = _group_limit(machine, folder)
-        if limit is None:
-            continue
-        quota, period = limit
+    limits = [(limit, folder) for folder in machine.groups if (limit := _group_limit(machine, folder))]
+    if limits:
+        # A group gets no more than the groups above it.
+        (quota, period), folder = min(limits, key=lambda limited: limited[0][0] / limited[0][1])
         sentence = (
             f"{folder} may use {quota / period:.3g} processors, {quota / 1e3:g} ms in {period / 1e3:g} ms"
         )

@@ -66,6 +66,16 @@ CASES: list[tuple[str, dict[str, str | None], Severity, str]] = [
         WARNING,
         "system.slice may use 1 processors",
     ),
+    (
+        "cpu group",
+        {
+            f"{GROUP}/cpu.max": "400000 100000",
+            "/sys/fs/cgroup/system.slice/cpu.max": "10000 50000",
+            "/sys/fs/cgroup/system.slice/cpu.stat": "nr_throttled 7",
+        },
+        SEVERE,
+        "system.slice may use 0.2 processors, 10 ms in 50 ms, and was stopped 7 times",
+    ),
     ("cpu group", {f"{GROUP}/cpu.max": None, f"{GROUP}/cpu.cfs_quota_us": "-1"}, FINE, "no control group"),
     (
         "cpu group",
