@@ -50,7 +50,7 @@ from aionn.service.host.model_sizes import model_bytes
 from aionn.service.host.threads import HostThreads
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
-from aionn.service.wire.handles import RequestOnWire
+from aionn.service.wire.handles import RequestOnWire, cache_key
 from aionn.service.wire.peers import Peer
 from aionn.service.wire.protocol import (
     PROTOCOL_VERSION,
@@ -276,19 +276,19 @@ class Session:
             self._prepared[handle] = _Prepared(prepared, body.priority, memory_bytes)
         return PrepareModelReply(handle, prepared.expected_duration_ns)
 
-    async def _prepare_by(
-        self, body: PrepareModel | PrepareModelFromCache, memory_bytes: int
-    ) -> PreparedModel:
+    async def _prepare_by(self, body: PrepareModel | PrepareModelFromCache, size_bytes: int) -> PreparedModel:
+        share = self.account.share
+        key = None if share is None else cache_key(share.user)
         if isinstance(body, PrepareModelFromCache):
             return await self._device.prepare_model_from_cache(
-                body.cache.files(memory_bytes), priority=body.priority, deadline_ns=body.deadline_ns
+                body.cache.files(size_bytes, key), priority=body.priority, deadline_ns=body.deadline_ns
             )
         return await self._device.prepare_model(
             body.model,
             preference=body.preference,
             priority=body.priority,
             deadline_ns=body.deadline_ns,
-            cache=None if body.cache is None else body.cache.files(),
+            cache=None if body.cache is None else body.cache.files(key=key),
         )
 
     @contextmanager

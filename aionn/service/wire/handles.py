@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import hashlib
 import os
+import secrets
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import msgspec
 
@@ -20,6 +22,7 @@ import fmq
 from aionn.errors import GeneralFailure, InvalidArgument, ResourceExhausted
 from aionn.hal import (
     CACHE_FILES_MAX,
+    CACHE_TOKEN_BYTES,
     BufferToken,
     CacheFiles,
     HardwareBufferDesc,
@@ -39,6 +42,7 @@ __all__ = [
     "PoolOnWire",
     "QueueHandle",
     "RequestOnWire",
+    "cache_key",
     "close_gently",
     "close_quick",
     "memory_from_wire",
@@ -251,9 +255,30 @@ class CacheOnWire(msgspec.Struct, frozen=True, array_like=True):
         """Of all files together, now."""
         return sum(os.fstat(f.fd).st_size for f in (*self.model, *self.data))
 
-    def files(self, bytes_max: int | None = None) -> CacheFiles:
-        """The files themselves; valid while this object lives. ``bytes_max`` is how much of them may be read."""
-        return CacheFiles([f.fd for f in self.model], [f.fd for f in self.data], self.token, bytes_max)
+    def files(self, bytes_max: int | None = None, key: bytes | None = None) -> CacheFiles:
+        """The files themselves; valid while this object lives.
+
+        Args:
+            bytes_max: Most bytes to read of all of them; None means no limit.
+            key: A secret to which they are bound, see ``cache_key``. A client could write files of any content, since it knows the
+                token, the key of their digest; with a secret beside it the driver restores only files that it has saved with both.
+                None leaves the token.
+        """
+        token = self.token
+        if key is not None and len(token) == CACHE_TOKEN_BYTES:  # The driver rejects others.
+            token = hashlib.blake2b(token, key=key, digest_size=CACHE_TOKEN_BYTES).digest()
+        return CacheFiles([f.fd for f in self.model], [f.fd for f in self.data], token, bytes_max)
+
+
+@functools.cache
+def cache_secret() -> bytes:
+    """A secret of this process."""
+    return secrets.token_bytes(CACHE_TOKEN_BYTES)
+
+
+def cache_key(user: Hashable) -> bytes:
+    """The key of a user's cache files where this process serves several clients, for ``CacheOnWire.files``."""
+    return hashlib.blake2b(str(user).encode(), key=cache_secret()).digest()
 
 
 class PoolOnWire(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,5 @@
-"""Clients that give files whose reading or closing takes long: the server's event loop neither reads them nor waits for them."""
+"""Clients that give files whose reading or closing takes long: the server's event loop neither reads them nor waits for them.
+Clients that write cache files themselves: the server restores only what it has saved for their user."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from aionn.drivers.kit.caching import encode_model, load, save
 from aionn.drivers.reference import ReferenceDevice
 from aionn.errors import GeneralFailure
 from aionn.hal import CacheFiles, Priority
 from aionn.platform import descriptors
-from aionn.service.wire.handles import CacheOnWire, close_gently, memory_from_wire
+from aionn.service.host.admission import FOREIGN_PID, Credentials
+from aionn.service.wire.handles import CacheOnWire, cache_secret, close_gently, memory_from_wire
 from aionn.service.wire.protocol import Call, Failed, Ping, PrepareModelFromCache, Reply, decode, encode
 from aionn.service.wire.quotas import Account, Quotas
 from aionn.service.wire.received import close_unread
@@ -79,6 +82,42 @@ async def test_cache_files_of_a_file_server_are_no_cache(
     assert work.is_right
     # The files of before were not written.
     await client.prepare_model_from_cache(cache)
+    await client.aclose()
+    close_gently([*cache.model, *cache.data])
+
+
+async def test_only_cache_files_that_the_server_has_saved_for_the_user_are_restored(
+    serving: Any, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Recording()
+    served = await serving(device)
+    client = served.client()
+    cache = opened(tmp_path)
+    model = small.sum_model()
+    # A client knows all that it needs to write such files: the token, and the name and version of the driver.
+    save(cache, encode_model(model), driver=device._driver)
+    assert load(cache, driver=device._driver).model
+    with pytest.raises(GeneralFailure, match="expected the files as they were saved with this token"):
+        await client.prepare_model_from_cache(cache)
+    assert device.files, "the device has looked at them"
+    await (await client.prepare_model(model, cache=cache)).aclose()
+    again = served.client()
+    restored = await again.prepare_model_from_cache(cache)
+    work = small.Sum()
+    await restored.execute_synchronously(work.request)
+    assert work.is_right
+    user = Credentials(FOREIGN_PID, os.getuid() + 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Credentials, "of", lambda sock: user)
+        stranger = served.client()
+        await stranger.connect()
+    with pytest.raises(GeneralFailure, match="expected the files as they were saved with this token"):
+        await stranger.prepare_model_from_cache(cache)
+    cache_secret.cache_clear()  # As in the next process of the server.
+    with pytest.raises(GeneralFailure, match="expected the files as they were saved with this token"):
+        await client.prepare_model_from_cache(cache)
+    await stranger.aclose()
+    await again.aclose()
     await client.aclose()
     close_gently([*cache.model, *cache.data])
 

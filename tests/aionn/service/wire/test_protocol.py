@@ -509,3 +509,13 @@ def test_nesting_of_any_depth_is_an_invalid_message(head: bytes) -> None:
         decode(payload, [])
     with suppress(InvalidArgument):
         in_memory(payload)
+
+
+def test_files_of_a_cache_are_bound_to_a_key() -> None:
+    fd = os.open("/dev/null", os.O_RDWR)
+    cache, odd = (CacheOnWire.of(CacheFiles([fd], [fd], bytes(length))) for length in (32, 31))
+    os.close(fd)
+    assert cache.files().token == bytes(32)
+    bound = {cache.files(key=key).token for key in (b"one", b"one", b"two")}
+    assert len(bound) == 2 and all(len(token) == 32 for token in bound)
+    assert odd.files(key=b"one").token == bytes(31), "drivers reject it by its length"
