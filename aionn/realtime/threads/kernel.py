@@ -116,7 +116,9 @@ def restore(tid: int, before: ThreadState) -> str:
     ):
         try:
             os.sched_setscheduler(tid, before.policy, param)
-        except PermissionError:
+        except ProcessLookupError:
+            raise
+        except OSError:  # It is not permitted, or a sandbox has no such system call.
             try:
                 os.sched_setscheduler(tid, before.policy | os.SCHED_RESET_ON_FORK, param)
             except ProcessLookupError:

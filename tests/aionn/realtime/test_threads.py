@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from tests.aionn.realtime.children import as_root, run_child
+from tests.aionn.realtime.children import SET_SCHEDULER, as_root, run_child
 
 pytestmark = pytest.mark.forked("any")
 
@@ -285,3 +287,21 @@ say(taken=bool(taken), state=row.state, policy=row.policy, left=threads.give_bac
         pytest.skip("this kernel admits no SCHED_DEADLINE thread")
     assert (found["state"], found["policy"]) == ("its own", "SCHED_DEADLINE")
     assert found["left"] == "" and found["after"] == 6
+
+
+@as_root
+@pytest.mark.skipif(not SET_SCHEDULER, reason="the number of the system call is not known here")
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
+def test_nice_value_is_restored_where_a_sandbox_refuses_to_set_policies(number: int) -> None:
+    code = f"""
+refuse({SET_SCHEDULER}, {number})
+before = state()
+threads = Threads(Permission(Way.NICE, None, -15), None)
+row = threads.acquire(HIGH, "nice")
+left = threads.give_back()
+say(before=before, row=row.state, nice=row.nice, left=left, after=state())
+"""
+    found = run_child(THREADS + code)
+    assert (found["row"], found["nice"]) == ("nice", -15)
+    assert found["after"][1:] == found["before"][1:], "all but SCHED_RESET_ON_FORK"
+    assert found["left"] in ("", f"sched_setscheduler failed with {errno.errorcode[number]}")
