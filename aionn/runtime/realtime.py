@@ -26,7 +26,7 @@ from aionn.errors import DeviceUnavailable
 from aionn.platform.real_work import real_work
 from aionn.realtime import Collection, CollectorMode, Mode, PageLocks, RunLimit, Scheduling, SchedulingClass
 from aionn.realtime.memory import LockedRow
-from aionn.realtime.scheduling import close_shared, open_shared
+from aionn.realtime.scheduling import close_shared, current, open_shared
 from aionn.realtime.threads import State, ThreadRow
 
 __all__ = ["ProcessThreads", "RealtimeReport", "RuntimeRealtime"]
@@ -101,6 +101,40 @@ _loop_threads = _LoopThreads()
 os.register_at_fork(after_in_child=_loop_threads.clear)
 
 
+class _KernelLimit:
+    """RLIMIT_RTTIME of this process while a runtime uses real time that was opened in the main thread, which alone calls this."""
+
+    def __init__(self) -> None:
+        self._limit = RunLimit(_put_back_all)
+        self._users = 0
+
+    def open(self) -> None:
+        """Sets it for one more runtime, which calls ``close`` once."""
+        self._users += 1
+        if self._users == 1 and (reason := self._limit.open()):
+            _logger.debug("RLIMIT_RTTIME is not set: %s", reason)
+
+    def close(self) -> None:
+        """Restores the limit that was before if this was the last runtime."""
+        self._users -= 1
+        if not self._users:
+            self._limit.close()
+
+    def clear(self) -> None:
+        """Forgets all: in a forked child."""
+        self.__init__()  # type: ignore[misc]
+
+
+def _put_back_all() -> None:
+    scheduling = current()
+    if scheduling is not None:
+        scheduling.put_back_all("RLIMIT_RTTIME: a thread ran for too long and the watchdog did not act")
+
+
+_kernel_limit = _KernelLimit()
+os.register_at_fork(after_in_child=_kernel_limit.clear)
+
+
 class RuntimeRealtime:
     """The real-time scheduling of one runtime.
 
@@ -119,7 +153,7 @@ class RuntimeRealtime:
         self.scheduling: Scheduling | None = None
         self.locks = None if mode is Mode.OFF else PageLocks()
         self._loop_tid: int | None = None
-        self._limit: RunLimit | None = None
+        self._has_limit = False
 
     async def open(self) -> None:
         """Opens the process's scheduling and acquires the class HIGH for the thread of the event loop.
@@ -142,15 +176,8 @@ class RuntimeRealtime:
         if self._mode is Mode.REQUIRED and row is not None and row.state not in (State.REALTIME, State.OWN):
             raise DeviceUnavailable(f"real time is required: the thread of the event loop: {row.reason}")
         if self.scheduling.is_realtime and threading.current_thread() is threading.main_thread():
-            self._limit = RunLimit(self._put_back)
-            if reason := self._limit.open():
-                _logger.debug("RLIMIT_RTTIME is not set: %s", reason)
-
-    def _put_back(self) -> None:
-        if self.scheduling is not None:
-            self.scheduling.put_back_all(
-                "RLIMIT_RTTIME: a thread ran for too long and the watchdog did not act"
-            )
+            self._has_limit = True
+            _kernel_limit.open()
 
     def compiled(self) -> None:
         """Keeps the collector out of the way, now that a model and its importer are there. The first time it blocks the loop for 10
@@ -160,9 +187,9 @@ class RuntimeRealtime:
     def give_back(self) -> None:
         """Restores the thread of the event loop and the collector. Idempotent; does not block."""
         self._collection.close()
-        if self._limit is not None:
-            limit, self._limit = self._limit, None
-            limit.close()
+        if self._has_limit:
+            self._has_limit = False
+            _kernel_limit.close()
         if self._loop_tid is not None and self.scheduling is not None:
             tid, self._loop_tid = self._loop_tid, None
             _loop_threads.give_back(self.scheduling, tid)

@@ -405,6 +405,25 @@ say(after=resource.getrlimit(RTTIME)[0])
     assert run_child(OPEN + code) == {"here": 500_000, "driver": 500_000, "after": 700_000}
 
 
+@as_root
+def test_limit_of_the_kernel_stays_until_the_last_of_several_runtimes_is_closed() -> None:
+    code = """
+import signal
+def limit(): return [resource.getrlimit(resource.RLIMIT_RTTIME)[0], signal.getsignal(signal.SIGXCPU) is signal.SIG_DFL]
+
+async def main():
+    before, found = limit(), []
+    first, second, third = (aionn.open(drivers=["reference"], realtime="required", isolation="in_process") for _ in range(3))
+    for change in (first.start, second.start, first.aclose, third.start, third.aclose, second.aclose):
+        await change()
+        found.append(limit())
+    say(before=before, found=found)
+asyncio.run(main())
+"""
+    found = run_child(OPEN + code)
+    assert found["found"] == [[500_000, False]] * 5 + [found["before"]]
+
+
 # --- Permission and refusal -------------------------------------------------------------------------------------------------
 
 
