@@ -94,7 +94,7 @@ class _LoopThreads:
 
     def clear(self) -> None:
         """Forgets all: in a forked child."""
-        self.__init__()  # type: ignore[misc]
+        self._limit, self._users = RunLimit(_put_back_all), 0
 
 
 _loop_threads = _LoopThreads()
@@ -116,13 +116,15 @@ class _KernelLimit:
 
     def close(self) -> None:
         """Restores the limit that was before if this was the last runtime."""
+        if not self._users:
+            return  # A forked child closes a runtime of its parent.
         self._users -= 1
         if not self._users:
             self._limit.close()
 
     def clear(self) -> None:
         """Forgets all: in a forked child."""
-        self.__init__()  # type: ignore[misc]
+        self._limit, self._users = RunLimit(_put_back_all), 0
 
 
 def _put_back_all() -> None:
