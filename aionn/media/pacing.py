@@ -103,6 +103,11 @@ class PresentationQueue(Generic[T]):
         """True while the source may present nothing."""
         return self._keep == "all" and len(self._items) >= self._capacity
 
+    @property
+    def keeps_latest(self) -> bool:
+        """Whether a newer item replaces an older one."""
+        return self._keep == "latest"
+
     def put(self, item: T, *, held_back: bool = False, late: bool = False) -> None:
         """Presents an item; drops one if the policy requires it."""
         assert not self.must_wait

@@ -14,6 +14,11 @@ from aionn.media.live.clock import CaptureTime, MediaClock
 
 __all__ = ["Arrivals", "Capture", "CorruptItem", "Grab", "Opener", "SourceUnavailable"]
 
+SEQUENCE_MASK = 0xFFFF_FFFF
+
+LOST_MAX = 1_000_000
+"""A gap in the numbers of a device that is larger, or goes backwards, is a counter that was set: nothing is counted then."""
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -57,6 +62,13 @@ class Grab(msgspec.Struct):
     time_s: float = 0.0
     lost_before: int = 0
     follows_gap: bool = False
+
+    def lost_since(self, last: int | None) -> int:
+        """Items that the device lost since the one with the number ``last``; 0 if either has none, or if the counter was set."""
+        if last is None or self.sequence is None:
+            return 0
+        gap = (self.sequence - last - 1) & SEQUENCE_MASK
+        return gap if gap < LOST_MAX else 0
 
 
 class Capture(Protocol[T_co]):

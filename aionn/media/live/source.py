@@ -9,8 +9,7 @@ newer one replaces it, so that nothing is converted in vain.
 Invariants:
 1. The event loop's thread never waits: what may block runs in the worker thread, and has a limit.
 2. When ``async with`` has ended, by whatever way, the capture is closed and no thread runs for us. The exception is a call of
-the system
-   that has not returned within `CLOSE_S_MAX`: the thread closes the capture when it returns.
+   the system that has not returned within `CLOSE_S_MAX`: the thread closes the capture when it returns.
 3. The error that ends the source reaches the consumer after every item that was kept.
 4. ``presented == delivered + dropped + queued`` in the statistics, at any time.
 """
@@ -72,11 +71,6 @@ UNEXCHANGED_MAX = 8
 
 CORRUPT_MAX = 60
 """So many damaged items in a row, 2 s of a usual camera, and the source is opened again."""
-
-SEQUENCE_MASK = 0xFFFF_FFFF
-
-LOST_MAX = 1_000_000
-"""A gap in the numbers of a device that is larger, or goes backwards, is a counter that was set: nothing is counted then."""
 
 T = TypeVar("T", Frame, AudioWindow)
 
@@ -195,8 +189,7 @@ class LiveSource(InThisProcess, Generic[T]):
             await self._close_all()
             raise
         # Not a task group of anyio: that leaves a coroutine behind, with a warning, when the loop ends before the task's first
-        # step; and it
-        # must be left by the task that entered it, which fixtures of tests do not do.
+        # step; and it must be left by the task that entered it, which fixtures of tests do not do.
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"aionn-{self._name}")
         return self
 
@@ -298,7 +291,12 @@ class LiveSource(InThisProcess, Generic[T]):
         """
         if not self._queue.keeps_latest:
             return False
-        return self._expectation.begin(then, self._silence.worthwhile_ns(self._now()))
+        return self._expectation.begin(then, self.worthwhile_wait_ns())
+
+    def worthwhile_wait_ns(self) -> int:
+        """The longest wait for a newer item than all that is worthwhile for a slow consumer, by the pace of the source; 0 if no
+        newer one is expected soon."""
+        return self._silence.worthwhile_ns(self._now())
 
     def _take_ready(self, *, follows_gap: bool) -> T:
         """The item that was converted first, marked if it follows a gap."""
@@ -484,11 +482,8 @@ class LiveSource(InThisProcess, Generic[T]):
 
     def _is_good(self, capture: Capture[T], grab: Grab) -> bool:
         """Counts an item's losses and numbers it; requeues a damaged one."""
-        if grab.sequence is not None:
-            if self._last_sequence is not None:
-                gap = (grab.sequence - self._last_sequence - 1) & SEQUENCE_MASK
-                grab.lost_before += gap if gap < LOST_MAX else 0
-            self._last_sequence = grab.sequence
+        grab.lost_before += grab.lost_since(self._last_sequence)
+        self._last_sequence = grab.sequence
         self._lost += grab.lost_before
         self._index += grab.lost_before
         if grab.is_corrupt:

@@ -26,6 +26,7 @@ import anyio
 import msgspec
 
 from aionn.errors import GeneralFailure, InvalidArgument, class_text
+from aionn.media.live.changes import Expectation
 from aionn.media.live.worker import outlast
 from aionn.media.pacing import OneConsumer, PresentationQueue, checked_keep, checked_queue_max
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
@@ -75,6 +76,7 @@ class Tee(InThisProcess, Generic[T]):
 
     def __init__(self, source: AsyncIterable[T]) -> None:
         self._source: AsyncIterable[T] = source
+        self._items: AsyncIterator[T] | None = None
         self._state: Literal["new", "open", "closed"] = "new"
         # A consumer that was dropped in the middle of its loop closes nothing: its branch disappears with it.
         self._branches: weakref.WeakSet[Branch[T]] = weakref.WeakSet()
@@ -140,7 +142,7 @@ class Tee(InThisProcess, Generic[T]):
         queue: PresentationQueue[T] = PresentationQueue(
             policy, checked_queue_max(queue_max, "queue_max", where)
         )
-        branch = Branch(queue, self._branches.discard)
+        branch = Branch(queue, self._branches.discard, self._worthwhile_wait_ns)
         if self._has_ended:
             branch._end(self._failure)
             return branch
@@ -151,7 +153,7 @@ class Tee(InThisProcess, Generic[T]):
 
     async def _read(self) -> None:
         try:
-            items = aiter(self._source)
+            items = self._items = aiter(self._source)
             while True:
                 await self._until_wanted()
                 self._share(await anext(items))
@@ -177,6 +179,11 @@ class Tee(InThisProcess, Generic[T]):
         for branch in list(self._branches):
             branch._put(item)
 
+    def _worthwhile_wait_ns(self) -> int:
+        """The longest wait for a newer item that is worthwhile; 0 for sources that know no pace."""
+        ask = getattr(self._items, "worthwhile_wait_ns", None)
+        return 0 if ask is None else int(ask())
+
     async def _until_wanted(self) -> None:
         while not self._branches:
             self._opened = anyio.Event()
@@ -198,9 +205,17 @@ class Branch(InThisProcess, AsyncIterator[T]):
 
     INSTEAD = "call tee.branch() for another consumer; its items can be copied and pickled"
 
-    def __init__(self, queue: PresentationQueue[T], forget: Callable[[Branch[T]], None]) -> None:
+    def __init__(
+        self,
+        queue: PresentationQueue[T],
+        forget: Callable[[Branch[T]], None],
+        worthwhile_wait_ns: Callable[[], int],
+    ) -> None:
         self._queue = queue
         self._forget = forget
+        # A wait of its own: the source has its newest item some turns of the loop before this branch has it.
+        self._expectation = Expectation()
+        self._worthwhile_wait_ns = worthwhile_wait_ns
         self._changed: anyio.Event | None = None
         self._consumer = OneConsumer()
         self._failure: Exception | None = None
@@ -273,6 +288,21 @@ class Branch(InThisProcess, AsyncIterator[T]):
             self._gaps.appendleft(item.index)
         return self._marked(newest)
 
+    def is_newer_due(self, then: Callable[[], object]) -> bool:
+        """Whether a newer item than all is expected so soon that a slow consumer is better off with that one, by the pace of the
+        source; False where ``keep`` is ``"oldest"``.
+
+        Args:
+            then: Called when this branch has the newer item, or that is later than expected, if this returns True.
+        """
+        if self._has_ended or not self._queue.keeps_latest:
+            return False
+        return self._expectation.begin(then, self.worthwhile_wait_ns())
+
+    def worthwhile_wait_ns(self) -> int:
+        """The longest wait for a newer item than all that is worthwhile for a slow consumer; 0 if none is expected soon."""
+        return 0 if self._has_ended else self._worthwhile_wait_ns()
+
     def statistics(self) -> SourceStatistics:
         """Counts of this branch: items that it was offered, delivered, dropped."""
         return self._queue.statistics()
@@ -281,6 +311,7 @@ class Branch(InThisProcess, AsyncIterator[T]):
         if isinstance(item, Frame | AudioWindow) and item.follows_gap:
             self._gaps.append(item.index)
         self._queue.put(item)
+        self._expectation.end()
         self._wake()
 
     def _marked(self, item: T) -> T:
@@ -297,6 +328,7 @@ class Branch(InThisProcess, AsyncIterator[T]):
         if not self._has_ended:
             self._failure = failure
             self._has_ended = True
+            self._expectation.end()
             self._wake()
 
     def _wake(self) -> None:

@@ -317,6 +317,11 @@ class Through(AsyncIterator[T], Generic[T]):
         ask = getattr(self._items, "is_newer_due", None)
         return ask is not None and bool(ask(then))
 
+    def worthwhile_wait_ns(self) -> int:
+        """As that of the items' source; 0 where it has none."""
+        ask = getattr(self._items, "worthwhile_wait_ns", None)
+        return 0 if ask is None else int(ask())
+
 
 def _nothing() -> None:
     """Called in place of closing a file that was not created."""
