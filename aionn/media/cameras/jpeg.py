@@ -20,6 +20,9 @@ from aionn.media.reduction import JpegDecoder
 
 __all__ = ["JpegConverter", "can_decode_jpeg", "jpeg_size"]
 
+FILL_BYTES_MAX = 64
+"""Fill bytes before a marker: cameras write at most a few, and a damaged picture may have millions."""
+
 SEGMENTS_MAX = 64
 """Segments before the frame header of a JPEG picture; cameras write fewer than ten."""
 
@@ -42,9 +45,10 @@ def jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
         return None
     place = 2
     for _ in range(SEGMENTS_MAX):
-        while place + 1 < len(data) and data[place] == 0xFF and data[place + 1] == 0xFF:
-            place += 1  # Fill bytes.
-        if place + 9 > len(data) or data[place] != 0xFF:
+        end = min(place + FILL_BYTES_MAX, len(data) - 1)
+        while place < end and data[place] == 0xFF and data[place + 1] == 0xFF:
+            place += 1
+        if place + 9 > len(data) or data[place] != 0xFF or data[place + 1] == 0xFF:
             return None
         if data[place + 1] in FRAME_HEADERS:
             return int.from_bytes(data[place + 7 : place + 9]), int.from_bytes(data[place + 5 : place + 7])

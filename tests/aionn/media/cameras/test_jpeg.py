@@ -31,6 +31,28 @@ def test_size_of_any_bytes_ends_soon():
     jpeg_size(b"\xff\xd8" + b"\xff\xe0\x00\x02" * 100_000)
 
 
+class Counted(bytes):
+    """Bytes that count how often they are looked at."""
+
+    reads = 0
+
+    def __getitem__(self, place):
+        self.reads += 1
+        return super().__getitem__(place)
+
+
+@pytest.mark.parametrize("rest", [b"", b"\xff\xc0\x00\x11\x08\x00\x30\x00\x40\x03"], ids=["none", "header"])
+def test_picture_of_fill_bytes_costs_the_loop_no_time(rest):
+    data = Counted(b"\xff\xd8" + b"\xff" * 1_000_000 + rest)
+    assert jpeg_size(data) is None
+    assert data.reads < 1_000
+
+
+def test_a_few_fill_bytes_are_skipped():
+    good = jpeg(128, 322, 18)
+    assert jpeg_size(good[:2] + b"\xff" * 20 + good[2:]) == (322, 18)
+
+
 def test_picture_is_decoded_and_scaled():
     data = memoryview(jpeg(200))
     found = JpegConverter((64, 48), (10, 8), "test").convert(data, len(data))
