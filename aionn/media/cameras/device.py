@@ -37,6 +37,7 @@ class VideoDevice:
     def __init__(self, system: System, path: str) -> None:
         self.system = system
         self.path = path
+        self.fd = -1
         try:
             self.fd = system.open(path)
         except OSError as e:
@@ -65,7 +66,7 @@ class VideoDevice:
         users: list[str] = []
         if error.errno == errno.EBUSY:
             with contextlib.suppress(OSError):
-                users = self.system.users_of(self.path)
+                users = self.system.users_of(self.path, self.fd)
         return problem(error, self.path, what, users)
 
 

@@ -52,7 +52,10 @@ def _reason(error: OSError, path: str, users: Sequence[str]) -> str:
         )
     if error.errno == errno.EBUSY:
         by = f"by {', '.join(users)}" if users else "by another program, which is not visible to this user"
-        return f"it is in use {by}; close that, or use a device that copies the camera"
+        return (
+            f"it is in use {by}; close that, have one source serve several consumers (aionn.media.tee), or use a device that "
+            "copies the camera"
+        )
     if error.errno == errno.ENOSPC:
         return "the USB bus has no bandwidth left for this format; use MJPG, a smaller capture_size, a lower rate or another port"
     if error.errno in GONE:

@@ -80,20 +80,35 @@ class System:
                 found[os.path.realpath(f"{folder}/{name}")] = f"{folder}/{name}"
         return found
 
-    def users_of(self, path: str) -> list[str]:
-        """Programs that have a device open, as ``name (pid n)``; those of other users may not be visible."""
+    def users_of(self, path: str, fd: int = -1) -> list[str]:
+        """Programs that have a device open, as ``name (pid n)``; those of other users may not be visible.
+
+        Args:
+            path: The device.
+            fd: The caller's descriptor of it, which does not count.
+        """
         users = []
         target = os.path.realpath(path)
+        own = f"/proc/{os.getpid()}/fd/{fd}"
         for entry in sorted(os.listdir("/proc"))[:PROCESSES_MAX]:
-            if not entry.isdecimal() or int(entry) == os.getpid():
+            if not entry.isdecimal():
                 continue
             try:
-                links = (os.readlink(link) for link in Path(f"/proc/{entry}/fd").iterdir())
-                if any(link == target for link in links):
-                    users.append(f"{Path(f'/proc/{entry}/comm').read_text().strip()} (pid {entry})")
+                links = [str(link) for link in Path(f"/proc/{entry}/fd").iterdir()]
+                if any(_leads_to(target, link) for link in links if link != own):
+                    is_this = int(entry) == os.getpid()
+                    name = "this program" if is_this else Path(f"/proc/{entry}/comm").read_text().strip()
+                    users.append(f"{name} (pid {entry})")
             except OSError:
                 continue
         return users
+
+
+def _leads_to(target: str, link: str) -> bool:
+    try:
+        return os.readlink(link) == target
+    except OSError:  # The descriptor was closed in the meantime, as the one of this listing.
+        return False
 
 
 def checked_system(system: object, where: str) -> System:

@@ -390,5 +390,5 @@ class FakeSystem(System):
     def stable_names(self) -> dict[str, str]:
         return {}
 
-    def users_of(self, path: str) -> list[str]:
+    def users_of(self, path: str, fd: int = -1) -> list[str]:
         return self.users

@@ -75,8 +75,13 @@ def test_system_of_this_machine_answers(really):
     nodes = system.video_nodes()
     assert all(node.startswith("/dev/video") for node in nodes)
     assert isinstance(system.stable_names(), dict)
-    with open(os.devnull, "rb"):
-        assert f"(pid {os.getpid()})" not in " ".join(system.users_of(os.devnull))
+    fd = os.open("/dev/full", os.O_RDONLY)
+    try:
+        own = f"this program (pid {os.getpid()})"
+        assert own in system.users_of("/dev/full")
+        assert own not in system.users_of("/dev/full", fd)
+    finally:
+        os.close(fd)
     really(list_cameras)
 
 
