@@ -131,8 +131,9 @@ def naming_others(system: System) -> Iterator[None]:
     except SourceUnavailable as e:
         if not is_gone(e.__cause__):
             raise
-        names = _names(find_cameras(system))
-        there = f"this machine has {names}" if names else "this machine has no camera"
+        there = "its cameras cannot be listed"
+        with contextlib.suppress(OSError):  # No descriptor is left.
+            there = f"this machine has {_names(find_cameras(system)) or 'no camera'}"
         raise SourceUnavailable(
             f"{e}; {there}; {WITHOUT_A_CAMERA}", is_permanent=e.is_permanent
         ) from e.__cause__

@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 import anyio
 
-from aionn.errors import InvalidArgument, shown
+from aionn.errors import InvalidArgument, shortages_raised, shown
 from aionn.media.arguments import checked_path, checked_size, checked_whole
 from aionn.media.cameras.capture import BUFFERS_MIN, CameraCapture, open_camera
 from aionn.media.cameras.controls import (
@@ -308,7 +308,8 @@ async def _asked(run: Callable[[], _T], what: str) -> _T:
     """The result of a call that may block, in a thread, within `OPEN_S_MAX`."""
     worker = Worker("aionn-cameras")
     try:
-        return await worker.run(run, limit_s=OPEN_S_MAX, what=what)
+        with shortages_raised(what):
+            return await worker.run(run, limit_s=OPEN_S_MAX, what=what)
     finally:
         await worker.aclose(_nothing, OPEN_S_MAX)
 

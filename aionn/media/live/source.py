@@ -24,12 +24,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import anyio
 import msgspec
 
-from aionn.errors import Error, InvalidArgument, named, shown
+from aionn.errors import Error, InvalidArgument, named, shortage_of, shortages_raised, shown
 from aionn.media.arguments import checked_function, checked_text
 from aionn.media.live.attempts import until_attempt
 from aionn.media.live.capture import Arrivals, Capture, CorruptItem, Grab, Opener, SourceUnavailable
@@ -170,6 +170,7 @@ class LiveSource(InThisProcess, Generic[T]):
 
         Raises:
             SourceUnavailable: It cannot be opened, and ``reconnect`` does not repeat the first attempt.
+            ResourceExhausted: No thread, memory or descriptor is left for it (transient).
             InvalidArgument: The source has been entered before, or is not what the arguments claim.
         """
         if self._state != "new":
@@ -343,9 +344,14 @@ class LiveSource(InThisProcess, Generic[T]):
     async def _try_to_open(self) -> None:
         """One attempt: changes the connection's state, and sets ``_capture`` or ``_failure``."""
         try:
-            capture: Capture[T] = await self._worker.run(
-                self._opener.open, limit_s=self._opener.limit_s, what=self._name, discard=_close
-            )
+            # A shortage of descriptors or of memory passes; it must not end a source that waits for its device.
+            with shortages_raised(self._name):
+                capture: Capture[T] = await self._worker.run(
+                    self._opener.open,
+                    limit_s=self._opener.limit_s,
+                    what=self._name,
+                    discard=lambda capture: capture.close(),
+                )
         except Error as e:
             is_permanent = (
                 e.is_permanent if isinstance(e, SourceUnavailable) else isinstance(e, InvalidArgument)
@@ -356,6 +362,7 @@ class LiveSource(InThisProcess, Generic[T]):
         self._capture = capture
         self._last_sequence = None
         self._damaged_row = self._undecodable_row = 0
+        self._broken = None
         self._connection.opened(self._now())
 
     async def _close_all(self) -> None:
@@ -368,7 +375,7 @@ class LiveSource(InThisProcess, Generic[T]):
         capture, self._capture = self._capture, None
         self._converting = None
         self._opener.cancel()
-        await self._worker.aclose(_nothing if capture is None else capture.close, CLOSE_S_MAX)
+        await self._worker.aclose((lambda: None) if capture is None else capture.close, CLOSE_S_MAX)
         # A conversion that was under way has ended before, and its item is lost.
         self._dropped = self._presented - self._delivered
 
@@ -504,10 +511,11 @@ class LiveSource(InThisProcess, Generic[T]):
 
     def _check_items(self, capture: Capture[T]) -> None:
         """Raises what makes it useless to read further."""
-        if self._broken is not None:
-            raise SourceUnavailable(
-                f"{capture.name}: {named(self._broken)}", is_permanent=True
-            ) from self._broken
+        broken, self._broken = self._broken, None
+        if broken is not None:
+            # Memory may be there for the next connection; any other error of a conversion is a bug, and comes again.
+            is_permanent = shortage_of(broken, capture.name) is None
+            raise SourceUnavailable(f"{capture.name}: {named(broken)}", is_permanent=is_permanent) from broken
         if self._converting is not None and self._now() - self._convert_ns > CONVERT_S_MAX * 1e9:
             raise SourceUnavailable(
                 f"{capture.name}: expected to be converted within {CONVERT_S_MAX:g} s; the decoder is at fault"
@@ -554,7 +562,11 @@ class LiveSource(InThisProcess, Generic[T]):
         grab = self._queue.take()
         self._changed.announce()  # There is room.
         if capture.is_immediate:
-            self._ready.append(capture.convert(grab))
+            try:
+                self._ready.append(capture.convert(grab))
+            except Exception as e:  # As in the thread.
+                self._dropped += 1
+                self._broken = e
             capture.requeue(grab)
             return
         call = self._worker.submit(functools.partial(capture.convert, grab))
@@ -583,12 +595,3 @@ class LiveSource(InThisProcess, Generic[T]):
             self._ready.append(call.future.result())
             self._expectation.end()
         self._changed.announce()
-
-
-def _close(capture: Capture[Any]) -> None:
-    """Closes a capture that is not wanted any more."""
-    capture.close()
-
-
-def _nothing() -> None:
-    """Called in place of closing what was never opened."""

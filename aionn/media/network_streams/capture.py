@@ -95,16 +95,21 @@ class StreamProcess:
         self._end_s = time.monotonic() + start.open_s_max
         self._memory: mmap.mmap | None = None
         self.views: list[Any] = []
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._link = ours
         try:
+            self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                self._process = _started(theirs)
+                self._process = self._start_process(theirs)
         except OSError as e:
-            ours.close()
             raise SourceUnavailable(f"{self.name}: the process that decodes cannot be started: {e}") from e
         self._start = start
         self.opened: Opened
+
+    def _start_process(self, theirs: socket.socket) -> subprocess.Popen[bytes]:
+        try:
+            return _started(theirs)
+        except BaseException:
+            self._link.close()
+            raise
 
     def wait_until_open(self) -> None:
         """Waits until the stream is open, at most its limit; closes everything if it cannot be opened.
@@ -220,21 +225,34 @@ class StreamProcess:
                 f"{self.name}: expected {slots} buffers of {MEMORY_BYTES_MAX} bytes together at most, got {total}; "
                 f"give a smaller size"
             )
-        descriptor = os.memfd_create("aionn-stream", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            try:
-                os.posix_fallocate(descriptor, 0, total)
-            except OSError as e:
-                raise SourceUnavailable(
-                    f"{self.name}: no memory for {slots} buffers of {slot_bytes} bytes: {e.strerror}"
-                ) from e
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
-            self._memory = mmap.mmap(descriptor, total)
+            descriptor, self._memory = _shared_memory(total)
+        except OSError as e:
+            raise SourceUnavailable(
+                f"{self.name}: no memory for {slots} buffers of {slot_bytes} bytes: {e.strerror or e}"
+            ) from e
+        try:
             socket.send_fds(self._link, [b"memory"], [descriptor])
         finally:
             os.close(descriptor)
         whole = memoryview(self._memory)
         self.views = [whole[slot * slot_bytes : (slot + 1) * slot_bytes] for slot in range(slots)]
+
+
+def _shared_memory(size: int) -> tuple[int, mmap.mmap]:
+    """Memory that another process can map and cannot resize: its descriptor, which the caller closes, and its mapping.
+
+    Raises:
+        OSError: There is no room for it.
+    """
+    descriptor = os.memfd_create("aionn-stream", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        return descriptor, mmap.mmap(descriptor, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def _started(theirs: socket.socket) -> subprocess.Popen[bytes]:

@@ -1,17 +1,22 @@
 """Live sources under random events: plugs pulled, consumers cancelled, frames damaged, calls that hang."""
 
 import asyncio
+import errno
 import random
 import subprocess
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import anyio
 import pytest
 
 import aionn
-from aionn.media import Reconnection, SourceUnavailable, camera, microphone, record, replay
+from aionn.media import Reconnection, SourceUnavailable, camera, list_cameras, microphone, record, replay
 from aionn.media.cameras import videodev
+from aionn.media.live.source import LiveSource
+from tests.aionn.media.live.test_slow_consumer import Device, Opener
 from tests.support.media.fake_camera import FakeSystem
 
 SOON = Reconnection(first_s=0.01, most_s=0.02)
@@ -127,6 +132,50 @@ def test_opening_that_hangs_while_reconnecting_uses_one_thread_and_recovers(real
     assert one.holds_nothing
 
 
+def test_lost_camera_outlasts_a_list_of_devices_that_cannot_be_read(really, monkeypatch):
+    system = FakeSystem()
+    one = system.camera
+
+    def refuse(self):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def body():
+        async with camera("fake", system=system, reconnect=SOON) as source:
+            one.fill()
+            await anext(source)
+            with monkeypatch.context() as patch:
+                patch.setattr(FakeSystem, "video_nodes", refuse)
+                with pytest.raises(aionn.ResourceExhausted, match=r"camera: .*Too many open files"):
+                    async with camera("fake", system=system):
+                        pass
+                with pytest.raises(aionn.ResourceExhausted, match=r"list_cameras: .*Too many open files"):
+                    await list_cameras(system=system)
+                one.unplug()
+                await until(lambda: source.health().failures > 2)
+                assert "Too many open files" in source.health().reason
+            one.plug()
+            await until(lambda: source.health().state == "live")
+            one.fill()
+            assert (await anext(source)).follows_gap
+
+    really(body)
+    assert one.holds_nothing
+
+
+def test_absent_camera_is_named_although_the_others_cannot_be_listed(really, monkeypatch):
+    def refuse(self):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(FakeSystem, "video_nodes", refuse)
+
+    async def body():
+        with pytest.raises(SourceUnavailable, match=r"/dev/video7.*no such camera.*cannot be listed"):
+            async with camera(7, system=FakeSystem()):
+                pass
+
+    really(body)
+
+
 def test_gap_before_a_dropped_frame_is_marked_on_the_next_one(really):
     system = FakeSystem()
     one = system.camera
@@ -194,6 +243,51 @@ def test_exception_of_a_conversion_ends_the_source_with_it(really):
 
     really(body)
     assert system.camera.holds_nothing
+
+
+def test_conversion_without_memory_loses_the_source_and_does_not_end_it(really):
+    system = FakeSystem()
+
+    async def body():
+        async with camera(system=system, reconnect=SOON) as source:
+
+            def short(grab):
+                raise MemoryError
+
+            source._capture.convert = short
+            waiting = asyncio.create_task(anext(source))
+            while not waiting.done():
+                system.camera.fill()
+                await anyio.sleep(0.001)
+            assert (await waiting).follows_gap
+            assert "MemoryError" in source.health().reason
+            account = source.statistics()
+            assert account.presented == account.delivered + account.dropped + account.queued
+
+    really(body)
+    assert system.camera.holds_nothing
+
+
+def test_failing_conversion_in_the_loop_gives_its_buffer_back(really):
+    async def body():
+        device = Device(SimpleNamespace(now_ns=time.monotonic_ns()))
+
+        def short(grab):
+            raise MemoryError
+
+        device.convert = short
+        async with LiveSource(Opener(device), name="test", reconnect=None) as source:
+            waiting = asyncio.create_task(anext(source))
+            while not waiting.done():
+                device.fill()
+                await anyio.sleep(0.001)
+            with pytest.raises(SourceUnavailable, match="device: MemoryError"):
+                await waiting
+        account = source.statistics()
+        assert account.presented == account.dropped > 0
+        return device.held
+
+    assert really(body) == 0
 
 
 def test_many_sources_open_and_close_at_a_time(really):
