@@ -42,7 +42,7 @@ from aionn.media.live.reconnection import Reconnection
 from aionn.media.live.source import LiveSource
 from aionn.media.live.worker import Worker
 from aionn.media.network_streams.addresses import masked
-from aionn.media.pacing import Keep, checked_keep
+from aionn.media.pacing import Keep, OneConsumer, checked_keep
 from aionn.media.records import Frame
 from aionn.platform.process_bound import InThisProcess
 
@@ -329,6 +329,8 @@ class CameraWatch(InThisProcess):
         self._watch: DeviceWatch | None = None
         self._cameras: list[CameraInfo] | None = None
         self._is_due = True
+        self._consumer = OneConsumer()
+        self._wait: anyio.CancelScope | None = None
 
     def __repr__(self) -> str:
         return f"<CameraWatch {'closed' if self._watch is None else 'open'}>"
@@ -353,8 +355,11 @@ class CameraWatch(InThisProcess):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Ends it, also for a consumer that waits in another task."""
         watch, self._watch = self._watch, None
-        if watch is not None:
+        if self._wait is not None:
+            self._wait.cancel()  # The wait closes the descriptor, which the loop watches until then.
+        elif watch is not None:
             watch.close()
 
     def __aiter__(self) -> Self:
@@ -364,23 +369,43 @@ class CameraWatch(InThisProcess):
         """The cameras: first those of now, then each list that differs from the last one. Cancelling loses nothing.
 
         Raises:
-            InvalidArgument: It is not open.
+            InvalidArgument: It is not open, or another consumer waits.
+            StopAsyncIteration: Another task has left its block during the wait.
             SourceUnavailable: A driver does not answer within `OPEN_S_MAX`.
         """
         if self._watch is None:
             raise InvalidArgument("aionn.media.CameraWatch: expected to be iterated inside its `async with`")
-        while True:
-            while not self._is_due:
-                await until_readable(self._watch.fileno(), WATCH_S)
-                self._is_due = self._watch.news()
-            if self._cameras is not None:
-                await anyio.sleep(ARRIVAL_S)
-            cameras = await list_cameras(system=self._system)
-            # Not before: a call that is cancelled leaves the change to the next one. Later changes are read then.
-            self._is_due = False
-            if cameras != self._cameras:
-                self._cameras = cameras
-                return cameras
+        self._consumer.check("aionn.media.CameraWatch")
+        with self._consumer:
+            while True:
+                while not self._is_due:
+                    await self._until_news(self._watch)
+                if self._cameras is not None:
+                    await anyio.sleep(ARRIVAL_S)
+                cameras = await list_cameras(system=self._system)
+                # Not before: a call that is cancelled leaves the change to the next one. Later changes are read then.
+                self._is_due = False
+                if cameras != self._cameras:
+                    self._cameras = cameras
+                    return cameras
+
+    async def _until_news(self, watch: DeviceWatch | None) -> None:
+        """Waits for a change, which makes the list due.
+
+        Raises:
+            StopAsyncIteration: The block was left.
+        """
+        try:
+            if watch is not None:
+                with anyio.CancelScope() as self._wait:
+                    await until_readable(watch.fileno(), WATCH_S)
+        finally:
+            self._wait = None
+            if self._watch is None and watch is not None:
+                watch.close()
+        if self._watch is None:
+            raise StopAsyncIteration
+        self._is_due = self._watch.news()
 
 
 def _nothing() -> None:

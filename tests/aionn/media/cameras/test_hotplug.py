@@ -13,6 +13,7 @@ import pytest
 from aionn.errors import InvalidArgument
 from aionn.media import CameraWatch, CaptureMemory, Reconnection, SourceUnavailable, camera
 from aionn.media.cameras.hotplug import DeviceWatch
+from aionn.media.live.readable import until_readable
 from tests.support.media.fake_camera import FakeCamera, Listed
 
 LATE = Reconnection(first_s=100.0, most_s=100.0)
@@ -175,6 +176,46 @@ def test_cancelled_wait_for_a_change_loses_nothing(really, system):
             return len(await anext(changes))
 
     assert really(body) == 2
+
+
+def test_watch_that_another_task_leaves_ends_its_consumer(really, system):
+    """The loop watches no descriptor that is closed: the next one of that number is another file."""
+
+    async def body():
+        async with CameraWatch(system=system) as changes:
+            await anext(changes)
+            waiting = asyncio.create_task(anext(changes))
+            await asyncio.sleep(0.01)
+            with pytest.raises(InvalidArgument, match="expected one consumer"):
+                await anext(changes)
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+        assert system.watch.fileno() == -1
+        reading, writing = os.pipe()
+        try:
+            os.write(writing, b"x")
+            assert await until_readable(reading, 5)
+        finally:
+            os.close(reading)
+            os.close(writing)
+
+    really(body)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_watch_whose_consumer_is_cancelled_while_another_task_leaves_it_is_closed(really, system, times):
+    async def body():
+        async with CameraWatch(system=system) as changes:
+            await anext(changes)
+            waiting = asyncio.create_task(anext(changes))
+            await asyncio.sleep(0.01)
+            for _ in range(times):
+                waiting.cancel()
+        with pytest.raises((asyncio.CancelledError, StopAsyncIteration)):
+            await waiting
+        assert system.watch.fileno() == -1
+
+    really(body)
 
 
 def test_watch_that_cannot_be_used_is_an_error(really, system):
