@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
 from typing import NamedTuple
 
 from aionn.scheduler.fleet.transfer import NodeLink
 
-__all__ = ["Candidates", "Group", "Walk"]
+__all__ = ["Candidates", "Group"]
 
 STALE_MIN = 64
 """Entries of a group that are out of date before it is rebuilt, beside half as many as it has nodes: below that a rebuild costs
@@ -104,9 +103,10 @@ class Candidates:
         if found is not None:
             self._sizes[found[0]] -= 1
 
-    def walk(self, group: Group) -> Walk:
-        """The nodes of a group in their order; valid until the next ``offer`` or ``withdraw``."""
-        return Walk(self._cleaned(self._heaps, group), self._is_current)
+    def emptiest(self, group: Group) -> str | None:
+        """The node of a group with the largest free share; None in a group without a node."""
+        heap = self._cleaned(self._heaps, group)
+        return heap[0][2] if heap else None
 
     def slot_ppm(self, group: Group) -> int:
         """The largest free share of a slot in a group; 0 for a group without a node."""
@@ -122,47 +122,3 @@ class Candidates:
     def _is_current(self, entry: _Entry) -> bool:
         found = self._current.get(entry[2])
         return found is not None and (found[1] is entry or found[2] is entry)
-
-
-class Walk:
-    """A walk over the nodes of a group, those with the largest free share first. It changes nothing: the heap is a tree, and the
-    next node is among the children of those that were passed.
-
-    Args:
-        heap: The entries of the group.
-        is_current: Whether an entry counts.
-    """
-
-    __slots__ = ("_heap", "_is_current", "_next")
-
-    def __init__(self, heap: list[_Entry], is_current: Callable[[_Entry], bool]) -> None:
-        self._heap = heap
-        self._is_current = is_current
-        self._next = [(heap[0], 0)] if heap else []
-
-    @property
-    def free_ppm(self) -> int | None:
-        """The free share of the next node; None at the end."""
-        while self._next and not self._is_current(self._next[0][0]):
-            self._pass()
-        return -self._next[0][0][0] if self._next else None
-
-    def next(self) -> str | None:
-        """The next node; None at the end."""
-        if self.free_ppm is None:
-            return None
-        return self._pass()
-
-    def _pass(self) -> str:
-        """Passes the first entry; returns its node."""
-        heap = self._heap
-        entry, index = self._next[0]
-        first = 2 * index + 1
-        children = [(heap[child], child) for child in (first, first + 1) if child < len(heap)]
-        if not children:
-            heapq.heappop(self._next)
-        else:
-            heapq.heapreplace(self._next, children[0])
-            for child in children[1:]:
-                heapq.heappush(self._next, child)
-        return entry[2]

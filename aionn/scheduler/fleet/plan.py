@@ -5,8 +5,8 @@ terms; the plan is one application's, as the ledgers of devices of nodes are. Pu
 
 Invariants:
 1. The streams of each node's slots pass the admission test together, and its link bears their frames.
-2. A decision looks at no more than ``LOOKS_MAX`` nodes, and tests the slots of at most ``TESTS_MAX``, however many there
-   are; a refusal may therefore overlook a node.
+2. A decision looks once at the room of all slots (``aionn.scheduler.fleet.rooms``), and tests those of at most ``TESTS_MAX`` nodes,
+   however many there are; a refusal may therefore overlook a node.
 3. A stream has at most one place. On a node that is lost it has none; on one that drains it keeps its place until another has
    admitted it.
 4. A call that raises changes nothing.
@@ -17,10 +17,8 @@ Source: partitioned scheduling, each stream on the node with the most room (wors
 
 from __future__ import annotations
 
-import bisect
 import enum
-import heapq
-import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -28,8 +26,9 @@ import msgspec
 
 from aionn.errors import InvalidArgument, NotAdmitted
 from aionn.hal import duration_text
-from aionn.scheduler.admission import CAP_PPM, DAY_NS, SHARE_PPM, Piece, SlotCost, StreamTerms
-from aionn.scheduler.fleet.candidates import Candidates, Group, Walk
+from aionn.scheduler.admission import CAP_PPM, SHARE_PPM, Piece, SlotCost, StreamTerms
+from aionn.scheduler.fleet.candidates import Candidates, Group
+from aionn.scheduler.fleet.rooms import Found, Rooms
 from aionn.scheduler.fleet.transfer import LinkLoad, NodeLink, Way
 from aionn.scheduler.ledger import Ledger, ReservableSlot, Reservation
 from aionn.scheduler.reservations.offers import offers_text
@@ -37,18 +36,10 @@ from aionn.scheduler.reservations.offers import offers_text
 __all__ = ["FleetNode", "FleetPlan", "FleetStream", "Moves", "NodeState", "Place"]
 
 TESTS_MAX = 16
-"""Most nodes whose slots one decision tests: each takes some 100 microseconds, and the first has the most room of all that are
-alike."""
+"""Most nodes whose slots one decision tests: each takes some 100 microseconds, and nearly all that a look finds pass."""
 
 TESTS_PER_GROUP_MAX = 2
 """Most of them that are alike while the quickest are tried: the emptiest has the most room."""
-
-LOOKS_MAX = 256
-"""Most nodes whose link and free share one decision looks at: each takes some ten microseconds, and those that have no room there
-use up no test."""
-
-LOOKS_PER_GROUP_MAX = 4
-"""Most of them that are alike while the quickest are tried, as for tests."""
 
 SLOTS_MAX = 64
 """Most slots of a node's device."""
@@ -141,7 +132,7 @@ class Moves(NamedTuple):
 class _Node:
     """A node with its ledger; ``streams`` has the streams by name."""
 
-    def __init__(self, node: FleetNode) -> None:
+    def __init__(self, node: FleetNode, rooms: Rooms) -> None:
         self.node = node
         self.group = Group.of(node.kind, node.link)
         self.costs_as = node.costs_as or node.kind
@@ -155,10 +146,12 @@ class _Node:
         self.load = LinkLoad(node.link)
         self.streams: dict[str, FleetStream] = {}
         self.free_ppm = [node.cap_ppm] * node.slots
-        self.fronts = [_Front([]) for _ in range(node.slots)]
-        link = node.link
-        self._latencies_ns = 2 * (link.latency_ns + link.jitter_ns)
-        self._wait_ns = link.wait_ns if link.bytes_per_s else 0
+        self._rooms = rooms
+        self.number = rooms.add(
+            self.group, self.costs_as, node.link, slots=node.slots, can_preempt=node.can_preempt
+        )
+        for slot in range(node.slots):
+            self.changed(slot)
 
     def costs(self, stream: FleetStream) -> dict[int, SlotCost]:
         """By slot, the emptiest first."""
@@ -166,77 +159,9 @@ class _Node:
         return dict.fromkeys(sorted(range(self.node.slots), key=lambda slot: -self.free_ppm[slot]), cost)
 
     def changed(self, slot: int) -> None:
-        self.free_ppm[slot] = self.node.cap_ppm - self.ledger.share_ppm(slot)
-        self.fronts[slot] = _Front(
-            (held.demand.first_ns, held.cost.duration_ns, held.cost.piece_ns)
-            for held in self.ledger.reservations(slot)
-        )
-
-    def may_take(self, stream: FleetStream) -> bool:
-        """Whether way, link, share and time are free for a stream, with one frame of each; where they are not, the test would fail.
-        Most nodes of a full fleet end here, so nothing is made for it."""
-        terms, cost, node = stream.terms, stream.costs[self.costs_as], self.node
-        duration_ns, period_ns = cost.duration_ns, terms.period_ns
-        if duration_ns * SHARE_PPM > max(self.free_ppm) * period_ns:
-            return False
-        # The least time to its deadline, as in its terms at the node: a link whose wait a transfer exceeds has no room for it.
-        waits_ns = self._wait_ns * ((stream.up_bytes > 0) + (stream.down_bytes > 0))
-        first_ns = terms.deadline_ns - terms.jitter_ns - self._latencies_ns - waits_ns
-        piece_ns = cost.piece_ns if node.can_preempt else duration_ns
-        share_ppm = -(-duration_ns * SHARE_PPM // period_ns)
-        for free_ppm, front in zip(self.free_ppm, self.fronts, strict=True):
-            if share_ppm <= free_ppm and front.is_in_time_with(first_ns, duration_ns, piece_ns):
-                break
-        else:
-            return False
-        way = Way.over(node.link, stream.up_bytes, stream.down_bytes)
-        times_ns = way.times_ns(terms)
-        return times_ns is not None and self.load.bears(way, period_ns, *times_ns)
-
-
-class _Front:
-    """The first frames of a slot's streams, if all of these begin together: each has to end by its time, behind the longest piece
-    of those with more time.
-
-    Args:
-        frames: Of each stream, the least time to its deadline, its duration and its piece.
-    """
-
-    __slots__ = ("_blocked_ns", "_firsts_ns", "_later_ns", "_needs_ns", "_slacks_ns")
-
-    def __init__(self, frames: Iterable[tuple[int, int, int]]) -> None:
-        ordered = sorted(frames)
-        count = len(ordered)
-        self._firsts_ns = [first_ns for first_ns, _, _ in ordered]
-        self._needs_ns = list(itertools.accumulate((duration_ns for _, duration_ns, _ in ordered), initial=0))
-        # Up to each: the longest piece after it that all can wait for.
-        left_ns = (
-            first_ns - need_ns for first_ns, need_ns in zip(self._firsts_ns, self._needs_ns[1:], strict=True)
-        )
-        self._blocked_ns = list(itertools.accumulate(left_ns, min, initial=DAY_NS))
-        # From each on: the longest piece, and the least time that is left behind the frames up to it and the pieces after it.
-        self._later_ns = [0] * (count + 1)
-        for index in range(count - 1, -1, -1):
-            self._later_ns[index] = max(self._later_ns[index + 1], ordered[index][2])
-        self._slacks_ns = [DAY_NS] * (count + 1)
-        for index in range(count - 1, -1, -1):
-            slack_ns = self._firsts_ns[index] - self._needs_ns[index + 1] - self._later_ns[index + 1]
-            self._slacks_ns[index] = min(self._slacks_ns[index + 1], slack_ns)
-
-    def is_in_time_with(self, first_ns: int, duration_ns: int, piece_ns: int) -> bool:
-        """Whether all are in time with the frame of one more stream."""
-        index = bisect.bisect_left(self._firsts_ns, first_ns)
-        if self._needs_ns[index] + duration_ns + self._later_ns[index] > first_ns:
-            return False
-        if self._slacks_ns[index] < duration_ns:
-            return False
-        return piece_ns <= self._blocked_ns[index]
-
-
-def _push(heap: list[tuple[int, int]], index: int, walk: Walk) -> None:
-    """Puts a walk that has a next node on the heap, by its free share and its place in the order."""
-    if (free_ppm := walk.free_ppm) is not None:
-        heapq.heappush(heap, (-free_ppm, index))
+        held = [reservation.demand for reservation in self.ledger.reservations(slot)]
+        self.free_ppm[slot] = self.node.cap_ppm - sum(demand.share_ppm for demand in held)
+        self._rooms.hold(self.number, slot, held, self.free_ppm[slot])
 
 
 class FleetPlan:
@@ -252,7 +177,9 @@ class FleetPlan:
     def __init__(self, nodes: Iterable[FleetNode] = ()) -> None:
         self._nodes: dict[str, _Node] = {}
         self._places: dict[str, Place] = {}
+        self._in_order: list[_Node] = []  # By number.
         self._candidates = Candidates()
+        self._rooms = Rooms()
         self._mixed: set[Group] = set()  # Those with nodes whose costs are not exactly those of their kind.
         self.tests = 0
         for node in nodes:
@@ -270,7 +197,8 @@ class FleetPlan:
             raise InvalidArgument(f"fleet: expected different names of nodes, got {node.name!r} again")
         if not 1 <= node.slots <= SLOTS_MAX:
             raise InvalidArgument(f"fleet, {node.name}: expected 1 to {SLOTS_MAX} slots, got {node.slots}")
-        self._nodes[node.name] = held = _Node(node)
+        self._nodes[node.name] = held = _Node(node, self._rooms)
+        self._in_order.append(held)
         if held.costs_as != node.kind:
             self._mixed.add(held.group)
         self._offer(held)
@@ -290,6 +218,7 @@ class FleetPlan:
             node.ledger.restore(slot)
             node.changed(slot)
         node.load.clear()
+        self._rooms.carry(node.number, node.load)
         node.streams.clear()
         for stream in streams:
             del self._places[stream.terms.name]
@@ -330,13 +259,19 @@ class FleetPlan:
         if state is None:
             return False
         node.state = state
-        self._candidates.withdraw(node.node.name)
+        self._withdraw(node)
         return True
 
     def _offer(self, node: _Node) -> None:
         if node.state is NodeState.UP:
             slot_ppm = max(node.free_ppm)
-            self._candidates.offer(node.node.name, node.group, min(slot_ppm, node.load.free_ppm), slot_ppm)
+            free_ppm = min(slot_ppm, node.load.free_ppm)
+            self._candidates.offer(node.node.name, node.group, free_ppm, slot_ppm)
+            self._rooms.offer(node.number, free_ppm)
+
+    def _withdraw(self, node: _Node) -> None:
+        self._candidates.withdraw(node.node.name)
+        self._rooms.withdraw(node.number)
 
     def _by_falling_share(self, node: _Node) -> list[FleetStream]:
         shares = {name: self._places[name].reservation.demand.share_ppm for name in node.streams}
@@ -391,6 +326,7 @@ class FleetPlan:
         node = self._nodes[place.node]
         node.ledger.release(place.reservation.number)
         node.load.remove(place.way, place.reservation.terms)
+        self._rooms.carry(node.number, node.load)
         del node.streams[name]
         node.changed(place.reservation.slot)
         self._offer(node)
@@ -400,6 +336,7 @@ class FleetPlan:
         node = self._nodes[place.node]
         node.streams[stream.terms.name] = stream
         node.load.add(place.way, place.reservation.terms)
+        self._rooms.carry(node.number, node.load)
         self._places[stream.terms.name] = place
         self._offer(node)
 
@@ -407,7 +344,7 @@ class FleetPlan:
         """A new reservation on the first node that takes a stream."""
         held_back = [self._node(name) for name in without]
         for node in held_back:
-            self._candidates.withdraw(node.node.name)
+            self._withdraw(node)
         try:
             return self._found_among_candidates(stream, now_ns)
         finally:
@@ -420,65 +357,55 @@ class FleetPlan:
         if not order or order[0][0] > stream.terms.deadline_ns:
             raise self._unreachable(stream, order)
         groups = [group for least_ns, group in order if least_ns <= stream.terms.deadline_ns]
-        asked: list[_Node] = []
-        is_first_tested = False
-        for node in self._chosen([group for group in groups if self._has_share(group, stream)]):
-            asked.append(node)
-            place = self._tested(node, stream, now_ns)
-            is_first_tested |= len(asked) == 1 and self.tests == 1
-            if place is not None:
-                return place
-        if not asked:
-            name = self._candidates.walk(groups[0]).next()
-            assert name is not None, "groups have a node"
-            asked.append(self._nodes[name])
-        # Its free share may be too small by rounding alone; and it states what is missing.
-        if not is_first_tested:
-            place = self._tested(asked[0], stream, now_ns, looks=False)
-            if place is not None:
-                return place
-        raise self._refusal(stream, asked[0], len(asked), now_ns)
+        # The emptiest of the quickest: it mostly takes the stream, and states what is missing where no node does.
+        closest = self._nodes[self._emptiest(groups, stream)]
+        place = self._tested(closest, stream, now_ns)
+        if place is not None:
+            return place
+        ranks = {group: rank for rank, group in enumerate(groups)}
+        found = self._rooms.look(stream.terms, stream.costs, (stream.up_bytes, stream.down_bytes), ranks)
+        tried = 0
+        for node in self._chosen(found):
+            tried += 1
+            if node is not closest:
+                place = self._tested(node, stream, now_ns)
+                if place is not None:
+                    return place
+        looked_at = min(self._rooms.looked_at, len(self._candidates))
+        raise self._refusal(stream, closest, looked_at - (len(found) - tried), now_ns)
+
+    def _emptiest(self, groups: list[Group], stream: FleetStream) -> str:
+        """The emptiest node of the first group that may have the share of a stream free; of the first, if none has."""
+        group = next((group for group in groups if self._has_share(group, stream)), groups[0])
+        name = self._candidates.emptiest(group)
+        assert name is not None, "groups have a node"
+        return name
 
     def _has_share(self, group: Group, stream: FleetStream) -> bool:
-        """Whether a node of a group may have the share of a stream free. In a full fleet most groups end here, without a look."""
         if group in self._mixed:
             return True
         share_ns = self._candidates.slot_ppm(group) * stream.terms.period_ns
         return stream.costs[group.kind].duration_ns * SHARE_PPM <= share_ns
 
-    def _chosen(self, groups: list[Group]) -> Iterator[_Node]:
-        """The nodes to be looked at: the emptiest of the quickest groups for half of the looks and tests, so that frames go short
-        ways; then the emptiest of all, so that a fleet is used whatever its size.
+    def _chosen(self, found: list[Found]) -> Iterator[_Node]:
+        """The nodes to be tested: the emptiest of the quickest groups for half of the tests, so that frames go short ways; then the
+        emptiest of all, so that a fleet is used whatever its size.
 
         Args:
-            groups: The groups, the quickest first.
+            found: Those that a look has found, the quickest groups first.
         """
-        looks = 0
-        walks: list[Walk] = []
-        for group in groups:
-            if looks >= LOOKS_MAX // 2 or self.tests >= TESTS_MAX // 2:
+        of_group: Counter[int] = Counter()
+        left = []
+        for one in found:
+            if self.tests < TESTS_MAX // 2 and of_group[one.rank] < TESTS_PER_GROUP_MAX:
+                of_group[one.rank] += 1
+                yield self._in_order[one.node]
+            else:
+                left.append(one)
+        for one in sorted(left, key=lambda one: -one.free_ppm):
+            if self.tests >= TESTS_MAX:
                 break
-            walk = self._candidates.walk(group)
-            walks.append(walk)
-            before = self.tests
-            for _ in range(LOOKS_PER_GROUP_MAX):
-                if looks >= LOOKS_MAX // 2 or self.tests >= min(before + TESTS_PER_GROUP_MAX, TESTS_MAX // 2):
-                    break
-                if (name := walk.next()) is None:
-                    break
-                looks += 1
-                yield self._nodes[name]
-        walks += (self._candidates.walk(group) for group in groups[len(walks) :])
-        heap: list[tuple[int, int]] = []
-        for index, walk in enumerate(walks):
-            _push(heap, index, walk)
-        while heap and looks < LOOKS_MAX and self.tests < TESTS_MAX - 1:
-            index = heapq.heappop(heap)[1]
-            name = walks[index].next()
-            assert name is not None, "walks on the heap have a node"
-            looks += 1
-            yield self._nodes[name]
-            _push(heap, index, walks[index])
+            yield self._in_order[one.node]
 
     def _order(self, stream: FleetStream) -> list[tuple[int, Group]]:
         """The groups that can run a stream, those with the shortest way and execution first."""
@@ -488,9 +415,7 @@ class FleetPlan:
             if (cost := stream.costs.get(group.kind)) is not None
         )
 
-    def _tested(self, node: _Node, stream: FleetStream, now_ns: int, *, looks: bool = True) -> Place | None:
-        if looks and not node.may_take(stream):
-            return None
+    def _tested(self, node: _Node, stream: FleetStream, now_ns: int) -> Place | None:
         way = Way.over(node.node.link, stream.up_bytes, stream.down_bytes)
         terms = way.terms(stream.terms)
         if terms is None or not node.load.has_room(way, terms):

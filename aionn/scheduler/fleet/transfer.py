@@ -99,20 +99,13 @@ class Way(NamedTuple):
         """The part of the deadline that the network takes, whatever the jitter."""
         return self.there_ns + self.back_ns
 
-    def times_ns(self, own: StreamTerms) -> tuple[int, int] | None:
-        """Deadline and jitter at the node; None where the way takes the whole deadline."""
-        deadline_ns, jitter_ns = (
-            own.deadline_ns - self.there_ns - self.back_ns,
-            own.jitter_ns + self.varies_ns,
-        )
-        return (deadline_ns, jitter_ns) if jitter_ns < deadline_ns else None
-
     def terms(self, own: StreamTerms) -> StreamTerms | None:
         """The terms at the node; None where the way takes the whole deadline."""
-        times_ns = self.times_ns(own)
-        if times_ns is None:
+        deadline_ns = own.deadline_ns - self.there_ns - self.back_ns
+        jitter_ns = own.jitter_ns + self.varies_ns
+        if jitter_ns >= deadline_ns:
             return None
-        return msgspec.structs.replace(own, deadline_ns=times_ns[0], jitter_ns=times_ns[1])
+        return msgspec.structs.replace(own, deadline_ns=deadline_ns, jitter_ns=jitter_ns)
 
 
 class LinkLoad:
@@ -128,6 +121,16 @@ class LinkLoad:
         self._link = link
         self._bursts_ns = [0, 0]
         self._shares_ppm = [0, 0]
+
+    @property
+    def bursts_ns(self) -> tuple[int, int]:
+        """Of each direction, the longest time that all its transmissions take that may come together."""
+        return self._bursts_ns[0], self._bursts_ns[1]
+
+    @property
+    def shares_ppm(self) -> tuple[int, int]:
+        """Of each direction, the share that is used, in millionths."""
+        return self._shares_ppm[0], self._shares_ppm[1]
 
     @property
     def free_ppm(self) -> int:
@@ -147,19 +150,10 @@ class LinkLoad:
             way: Its way.
             terms: Its terms at the node.
         """
-        return self.bears(way, terms.period_ns, terms.deadline_ns, terms.jitter_ns)
-
-    def bears(self, way: Way, period_ns: int, deadline_ns: int, jitter_ns: int) -> bool:
-        """As ``has_room``, for terms that no object was made for.
-
-        Args:
-            way: The way of the stream.
-            period_ns: Its period.
-            deadline_ns: Its deadline at the node.
-            jitter_ns: Its jitter there.
-        """
-        wait_ns = self._link.wait_ns
-        for direction, (own_ns, spread_ns) in enumerate(_transmissions(way, deadline_ns, jitter_ns)):
+        wait_ns, period_ns = self._link.wait_ns, terms.period_ns
+        for direction, (own_ns, spread_ns) in enumerate(
+            _transmissions(way, terms.deadline_ns, terms.jitter_ns)
+        ):
             if own_ns and (
                 self._bursts_ns[direction] + own_ns - (-own_ns * spread_ns // period_ns) > wait_ns
                 or self._shares_ppm[direction] - (-own_ns * SHARE_PPM // period_ns) > CAP_PPM
