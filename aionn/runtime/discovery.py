@@ -22,7 +22,7 @@ import msgspec
 
 from aionn.drivers import registry
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument
-from aionn.fleet.addresses import NodeAddress
+from aionn.fleet.addresses import NODES_MAX, NodeAddress
 from aionn.hal import (
     Device,
     DeviceInfo,
@@ -304,6 +304,31 @@ class Discovery:
         self.devices = (*self.devices, found)
         self.unused = tuple(other for other in self.unused if other is not hal)
         _logger.debug("found %s: driver %s %s", name, driver, info.version)
+
+    async def add_node(self, node: NodeAddress, tasks: anyio.abc.TaskGroup) -> RuntimeDevice:
+        """Takes up the device of a node that joins later, behind those of other nodes.
+
+        Args:
+            node: Its address.
+            tasks: See ``find``.
+
+        Raises:
+            InvalidArgument: There are ``NODES_MAX`` nodes already.
+            Error: It cannot be reached, its device cannot be used, or another one has the name.
+        """
+        if sum(device.driver == REMOTE for device in self.devices) >= NODES_MAX:
+            raise InvalidArgument(f"node {node.text}: expected at most {NODES_MAX} nodes")
+        made = await self._make(_Source(node.text, REMOTE, node), tasks, anyio.Lock())
+        try:
+            self._add(made, made.info, made.info.name, REMOTE)
+        except BaseException:
+            await finish(made.aclose())
+            raise
+        *others, found = self.devices
+        before = sum(device.driver in ("given", SERVED, REMOTE) for device in others)
+        self.devices = (*others[:before], found, *others[before:])
+        self.unavailable = tuple(other for other in self.unavailable if other.name != node.text)
+        return found
 
     def _leave_out(self, name: str, error: Error, *, is_missed: bool) -> None:
         # The reason is shown beside the name, and need not repeat it.

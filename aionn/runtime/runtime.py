@@ -194,7 +194,7 @@ class Runtime(InThisProcess):
     Attributes:
         devices: The usable devices, in order of preference.
         unavailable: The unavailable devices, with the reasons.
-        settings: Its settings.
+        settings: Its settings; ``discovery`` finds its devices.
     """
 
     def __init__(
@@ -216,26 +216,28 @@ class Runtime(InThisProcess):
         self.settings = Settings() if settings is None else settings
         self._owns_trace = self._was_started = False
         self._drivers, self._given, self._trace = drivers, tuple(given), trace
-        self._found = Discovery(self.settings, isolation, is_asked_for=is_asked_for)
+        self.discovery = Discovery(self.settings, isolation, is_asked_for=is_asked_for)
         self._background, self._compilations = Background(), weakref.WeakSet[Compilation]()
         self._realtime = RuntimeRealtime(self.settings.realtime, self.settings.collector)
         self._background.locks = self._realtime.locks
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed" if self._was_started else "not opened"
-        return f"<Runtime {state}, {', '.join(device.name for device in self._found.devices) or 'no device'}>"
+        return (
+            f"<Runtime {state}, {', '.join(device.name for device in self.discovery.devices) or 'no device'}>"
+        )
 
     @property
     def devices(self) -> tuple[RuntimeDevice, ...]:
         """See above."""
         if not self._was_started:
             self._check_open("devices")
-        return self._found.devices
+        return self.discovery.devices
 
     @property
     def unavailable(self) -> tuple[Unavailable, ...]:
         """See above."""
-        return self._found.unavailable
+        return self.discovery.unavailable
 
     @property
     def is_open(self) -> bool:
@@ -277,9 +279,9 @@ class Runtime(InThisProcess):
         try:
             await self._background.start(self._realtime.give_back)
             await finish(self._realtime.open())
-            self._found.scheduling = self._realtime.scheduling
+            self.discovery.scheduling = self._realtime.scheduling
             with section("LR_PI", "find devices"):
-                await self._found.find(self._given, self._drivers, self.tasks)
+                await self.discovery.find(self._given, self._drivers, self.tasks)
             if self._metrics is not None:
                 self._metrics.serve(self._background, lambda: self.devices)
         except BaseException:
@@ -581,7 +583,7 @@ class Runtime(InThisProcess):
     async def _close(self) -> None:
         # In reverse: compilations first. A device that cannot be closed, by a fault of its driver, does not prevent the closing of
         # other devices, nor does a slow one.
-        devices = [hal.aclose for hal in (*self._found.unused, *(device.hal for device in self.devices))]
+        devices = [hal.aclose for hal in (*self.discovery.unused, *(device.hal for device in self.devices))]
         closings: list[Callable[[], Coroutine[Any, Any, None]]] = [
             *(functools.partial(_close_compilation, compilation) for compilation in self._compilations),
             self._background.close_dropped,

@@ -5,7 +5,8 @@ Owns the order of results over a move, and the account of what a lost device had
 
 Invariants:
 1. Results come in the order of the source, also over moves, and each item that was read has one.
-2. A stream whose device is lost has its next place, or the reason of the refusal, before its consumer gets another result.
+2. A stream whose device is lost has its next place, or the reason of the refusal, before its consumer gets another result; where
+   all devices are lost, after the items that were lost.
 3. A stream that leaves a device which drains gets the results of that device first.
 """
 
@@ -101,7 +102,12 @@ class Fleet(Protocol):
     @property
     def background(self) -> Background: ...
 
-    async def begin(self, stream: PlacedStream[Any]) -> Leg:
+    @property
+    def has_device(self) -> bool:
+        """Whether not all devices are lost."""
+        ...
+
+    async def begin(self, stream: PlacedStream[Any], *, waits: bool = True) -> Leg:
         """See ``FleetStreams.begin``."""
         ...
 
@@ -134,7 +140,8 @@ class PlacedStream(InThisProcess, AsyncIterator[StreamResult[_T]]):
     """The results of a stream on one of several devices; made by ``FleetStreams.stream``. One task at a time reads it.
 
     It is admitted by ``async with``, or when the first result is requested. Where its device is lost, the items that this had are
-    results with the status ``lost``, and the stream continues elsewhere; ``NotAdmitted`` is raised where no device has room.
+    results with the status ``lost``, and the stream continues elsewhere; ``NotAdmitted`` is raised where no device has room,
+    and where all are lost and none is back within ten seconds.
     """
 
     INSTEAD = "its results can be, and each process has streams of its own"
@@ -192,20 +199,26 @@ class PlacedStream(InThisProcess, AsyncIterator[StreamResult[_T]]):
             InvalidArgument: It has ended already.
             Error: No device could be asked. The stream has ended.
         """
+        await self._admit(waits=True)
+        return self.reservation
+
+    async def _admit(self, *, waits: bool) -> None:
+        """As ``admit``. Where all devices are lost it waits, or leaves it to a later call."""
         async with self._beginning:
             if self._is_over:
                 raise InvalidArgument("stream: has ended")
             if self._leg is None:
                 try:
-                    leg = await self._fleet.begin(self)
+                    leg = await self._fleet.begin(self, waits=waits)
                 except Error:
+                    if not (waits or self._fleet.has_device or self._is_over):
+                        return
                     self.cancel()
                     raise
                 if self.is_over:  # It was cancelled while it waited.
                     await self._fleet.end(leg)
                     raise InvalidArgument("stream: has ended")
                 self._reach(leg)
-        return self.reservation
 
     async def __aenter__(self) -> Self:
         await self.admit()
@@ -274,7 +287,7 @@ class PlacedStream(InThisProcess, AsyncIterator[StreamResult[_T]]):
             self._reach(following)
         elif not self._is_over:
             try:
-                await self.admit()
+                await self._admit(waits=False)  # Its consumer gets the items that were lost before a wait.
             except Error as e:
                 self._failure = e
 

@@ -7,6 +7,7 @@ Invariants:
 1. A device gets streams only when the model is prepared and measured there: a stream that moves waits for neither.
 2. Objects of a lost device are closed when the last stream has left them.
 3. A lost device is asked again every ``RETRY_S`` until it is back, or this object is closed.
+4. Where all devices are lost, a stream that needs one waits for the first that is back, at most ``ALL_LOST_S_MAX``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import anyio
 import numpy as np
 
 from aionn.errors import DeadObject, DeviceUnavailable, Error, InvalidArgument, NotAdmitted, ResourceExhausted
+from aionn.fleet.addresses import parse_node
 from aionn.fleet.device import NodeDevice
 from aionn.hal import Model, Priority
 from aionn.platform.loops import finish, finish_all
@@ -52,6 +54,10 @@ RETRY_S = 1.0
 
 ATTEMPTS_PER_DEVICE = 2
 """Most attempts to begin a stream, for each device: one may refuse it, and one that was lost may be back in that time."""
+
+ALL_LOST_S_MAX = 10.0
+"""Longest wait for a device while all are lost: an attempt to reach one begins after a second and takes up to five, and then the
+model is prepared and measured there."""
 
 _logger = logging.getLogger("aionn.manager")
 
@@ -120,6 +126,8 @@ class FleetStreams(InThisProcess):
         self._streams: dict[str, PlacedStream[Any]] = {}
         self._returns: dict[str, tuple[Task, anyio.Event]] = {}
         self._state: Literal["new", "open", "closed"] = "new"
+        self._waiting: set[anyio.Event] = set()
+        self._joining: set[str] = set()
         self.unavailable: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -157,6 +165,43 @@ class FleetStreams(InThisProcess):
             return [self._runtime.device(name) for name in self._names]
         return [device for device in self._runtime.devices if device.driver == REMOTE]
 
+    async def join(self, node: str) -> str:
+        """Takes up a node that was not there before: the runtime has its device from now on. Streams that are placed or moved later
+        may run there.
+
+        Args:
+            node: Its address, or the name of a device of the runtime that is not used yet.
+
+        Returns:
+            The name of the device.
+
+        Raises:
+            InvalidArgument: It is neither, or the device is used already.
+            DeviceUnavailable: The node cannot be reached, or another device has the name of its device.
+            Error: The device cannot run the model.
+        """
+        self._check_open()
+        device = next((one for one in self._runtime.devices if one.name == node), None)
+        if device is None:
+            discovery = self._runtime.discovery
+            device = await discovery.add_node(parse_node(node, "FleetStreams.join"), self._runtime.tasks)
+        name = device.name
+        if name in self._prepared or name in self._joining or self._is_returning(name):
+            raise InvalidArgument(f"FleetStreams: {name} is used already")
+        self._joining.add(name)
+        try:
+            prepared = await self._prepare(device)
+        finally:
+            self._joining.discard(name)
+        if self._state != "open":
+            await finish(_closed(prepared.net.aclose))
+            self._check_open()
+        self._joined(prepared)
+        return name
+
+    def _is_returning(self, name: str) -> bool:
+        return name in self._returns and not self._returns[name][1].is_set()
+
     async def _join(self, device: RuntimeDevice) -> None:
         try:
             prepared = await self._prepare(device)
@@ -172,6 +217,7 @@ class FleetStreams(InThisProcess):
         net, slots = prepared.net, prepared.device.info.slots
         sizes = _bytes(net.inputs), _bytes(net.outputs)
         self._places.join(name, prepared.time, slots=slots, sizes=sizes)
+        self._wake()
 
     async def _prepare(self, device: RuntimeDevice) -> PreparedDevice:
         net = await self._compile(devices=device.name)
@@ -264,8 +310,7 @@ class FleetStreams(InThisProcess):
         Raises:
             InvalidArgument: An argument is illegal, or another stream has the name.
         """
-        if self._state != "open":
-            raise InvalidArgument("FleetStreams: use it with async with")
+        self._check_open()
         if name in self._streams:
             raise InvalidArgument(f'FleetStreams: there is a stream "{name}" already')
         request = StreamRequest(
@@ -273,6 +318,10 @@ class FleetStreams(InThisProcess):
         )
         stream = self._streams[name] = PlacedStream[_T](self, request)
         return stream
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            raise InvalidArgument("FleetStreams: use it with async with")
 
     @property
     def places(self) -> Mapping[str, str]:
@@ -284,19 +333,29 @@ class FleetStreams(InThisProcess):
         """The names of the devices that can be used now."""
         return tuple(self._prepared)
 
-    async def begin(self, stream: PlacedStream[Any]) -> Leg:
+    @property
+    def has_device(self) -> bool:
+        """Whether a device can be used now: not all are lost."""
+        return bool(self._prepared)
+
+    async def begin(self, stream: PlacedStream[Any], *, waits: bool = True) -> Leg:
         """Has a stream admitted on a device, and its burst open there.
 
+        Args:
+            stream: The stream.
+            waits: Whether it waits for the return of a device where all are lost.
+
         Raises:
-            NotAdmitted: No device has room; with the reason of the last one that was asked.
+            NotAdmitted: No device has room, with the reason of the last one that was asked; or all are lost.
             Error: Any other failure.
         """
         name = stream.request.name
         self._places.begin(stream.request.terms)
+        until_s = anyio.current_time() + (ALL_LOST_S_MAX if waits else 0.0)
         for _ in range(ATTEMPTS_PER_DEVICE * max(1, len(self._runtime.devices))):
             if stream.is_over:
                 raise InvalidArgument("stream: has ended")
-            device = self._places.next(name, now_ns())
+            device = await self._next_device(stream, until_s)
             prepared = self._prepared[device]
             try:
                 leg = await self._begun(prepared, stream)
@@ -316,6 +375,39 @@ class FleetStreams(InThisProcess):
         raise ResourceExhausted(
             f'stream "{name}": devices are lost and come back all the time', transient=True
         )
+
+    async def _next_device(self, stream: PlacedStream[Any], until_s: float) -> str:
+        """The device that is to be asked for a stream; where all are lost, the first that is back by a time of the loop."""
+        name = stream.request.name
+        while True:
+            try:
+                return self._places.next(name, now_ns())
+            except NotAdmitted:
+                if self.has_device:
+                    raise
+            with anyio.move_on_after(max(0.0, until_s - anyio.current_time())):
+                await self._returned(stream)
+            if stream.is_over:
+                raise InvalidArgument("stream: has ended")
+            if not self.has_device:
+                reasons = "; ".join(f"{device}: {why}" for device, why in self.unavailable.items())
+                raise NotAdmitted(
+                    f'stream "{name}": all devices are lost, and none was back within {ALL_LOST_S_MAX:g} s ({reasons})'
+                )
+
+    async def _returned(self, stream: PlacedStream[Any]) -> None:
+        """Waits until a device can be used, or the stream has ended."""
+        while not (self.has_device or stream.is_over):
+            changed = anyio.Event()
+            self._waiting.add(changed)
+            try:
+                await changed.wait()
+            finally:
+                self._waiting.discard(changed)
+
+    def _wake(self) -> None:
+        for changed in self._waiting:
+            changed.set()
 
     async def _begun(self, prepared: PreparedDevice, stream: PlacedStream[Any]) -> Leg:
         request = stream.request
@@ -365,6 +457,7 @@ class FleetStreams(InThisProcess):
         if self._streams.get(name) is stream:
             del self._streams[name]
             self._places.release(name)
+            self._wake()
 
     # --- Drain ---
 

@@ -13,8 +13,9 @@ import pytest
 
 import aionn
 from aionn.errors import DeviceUnavailable, InvalidArgument, NotAdmitted
+from aionn.runtime.discovery import Discovery
 from aionn.runtime.fleet.placed import PlacedStream
-from aionn.runtime.fleet.streams import FleetStreams
+from aionn.runtime.fleet.streams import ALL_LOST_S_MAX, FleetStreams
 from aionn.testing import run
 from tests.aionn.fleet.conftest import Simulation, simulated
 from tests.aionn.service.sums import sum_model
@@ -275,6 +276,129 @@ def test_a_node_that_is_back_gets_streams_again() -> None:
             assert reader.error is None and reader.indexes == list(range(200))
             assert [move.reached for move in reader.stream.moves] == [reader.stream.moves[1].left, first]
             assert reader.longest_gap_s < 1
+
+    in_virtual_time(main)
+
+
+async def lose_all(there: Fleet) -> None:
+    await anyio.sleep(1)
+    for node in there.nodes.values():
+        node.link.cut()
+        node.link.is_partitioned = True
+
+
+def test_where_all_nodes_are_lost_streams_wait_for_the_first_that_is_back() -> None:
+    async def main() -> None:
+        async with fleet(2) as there:
+            readers = [Reader(opened(there, f"s{number}", 200)) for number in range(2)]
+            for reader in readers:
+                await reader.stream.admit()
+
+            async def lose() -> None:
+                await lose_all(there)
+                await anyio.sleep(2)
+                assert there.streams.devices == () and not there.streams.has_device
+                there.nodes["edge2"].link.is_partitioned = False
+
+            await read_all(readers, lose)
+            for reader in readers:
+                assert reader.error is None and reader.indexes == list(range(200))
+                assert [move.reached for move in reader.stream.moves] == ["edge2/timed"]
+                assert 2 < reader.longest_gap_s < ALL_LOST_S_MAX
+            assert not there.streams._waiting
+
+    in_virtual_time(main)
+
+
+def test_where_all_nodes_stay_lost_streams_end_with_the_reasons_after_a_while() -> None:
+    async def main() -> None:
+        async with fleet(2) as there:
+            closed: list[int] = []
+            readers = [Reader(opened(there, f"s{number}", 60, closed)) for number in range(2)]
+            for reader in readers:
+                await reader.stream.admit()
+            began_s = anyio.current_time()
+            await read_all(readers, lambda: lose_all(there))
+            assert ALL_LOST_S_MAX <= anyio.current_time() - began_s < ALL_LOST_S_MAX + 3
+            for reader in readers:
+                assert "all devices are lost, and none was back within 10 s" in str(reader.error)
+                assert "edge1/timed: " in str(reader.error) and "edge2/timed: " in str(reader.error)
+                assert reader.indexes == list(range(len(reader.indexes)))
+                assert reader.times_s[-1] - began_s < 2, "items that were lost are reported before the wait"
+            await anyio.sleep(0.1)
+            assert len(closed) == 2
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("is_all", [False, True])
+def test_a_stream_that_is_cancelled_while_it_waits_for_a_device_ends_immediately(is_all: bool) -> None:
+    async def main() -> None:
+        async with fleet(1) as there:
+            stream = opened(there, "gate", 60)
+            await stream.admit()
+            ended_s: list[float] = []
+
+            async def read() -> None:
+                with pytest.raises(InvalidArgument, match="has ended"):
+                    async for _ in stream:
+                        pass
+                ended_s.append(anyio.current_time())
+
+            async def cancel() -> None:
+                await lose_all(there)
+                await anyio.sleep(2)
+                ended_s.append(anyio.current_time())
+                if is_all:
+                    await there.streams.aclose()
+                else:
+                    stream.cancel()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(read)
+                tasks.start_soon(cancel)
+            assert ended_s[1] - ended_s[0] < 0.01
+
+    in_virtual_time(main)
+
+
+def test_a_node_that_joins_later_gets_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        places = ("127.0.0.1:7470", "127.0.0.1:7471")
+        async with AsyncExitStack() as stack:
+            late = {
+                place: await stack.enter_async_context(
+                    simulated(address=place, name="edge9", latency_s=0.001)
+                )
+                for place in places
+            }
+            there = await stack.enter_async_context(fleet(1))
+
+            async def reached(discovery: Discovery, source: Any, *_: Any) -> Any:
+                await late[source.name].device.connect()
+                return late[source.name].device
+
+            monkeypatch.setattr(Discovery, "_make", reached)
+            readers = [Reader(opened(there, "s0", 60))]
+            await readers[0].stream.admit()
+            assert await there.streams.join("127.0.0.1:7470") == "edge9/timed"
+            assert there.streams.devices == ("edge1/timed", "edge9/timed")
+            readers.append(Reader(opened(there, "s1", 60)))
+            await readers[1].stream.admit()
+            assert readers[1].stream.device == "edge9/timed"
+            for name in there.streams.devices:
+                with pytest.raises(InvalidArgument, match=f"{name} is used already"):
+                    await there.streams.join(name)
+            with pytest.raises(DeviceUnavailable, match="a device is called 'edge9/timed' already"):
+                await there.streams.join("127.0.0.1:7471")
+            with pytest.raises(InvalidArgument, match=r"FleetStreams\.join: "):
+                await there.streams.join("edge8")
+            await read_all(readers, lambda: lose_all(there))
+            assert [reader.error for reader in readers] == [None, None]
+            assert [len(reader.stream.moves) for reader in readers] == [1, 0]
+            assert readers[0].stream.moves[0].reached == "edge9/timed"
+        with pytest.raises(InvalidArgument, match="use it with async with"):
+            await there.streams.join("127.0.0.1:7470")
 
     in_virtual_time(main)
 

@@ -70,3 +70,28 @@ async def test_a_killed_node_moves_its_streams(
         assert [status for _, status in seen["s0"]].count("lost") == streams[0].moves[0].lost
         if is_long:
             assert streams[0].moves[0].took_ns < 1_000_000_000
+
+
+@pytest.mark.thorough
+async def test_a_node_that_starts_later_joins_and_gets_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aionn.runtime.fleet.places.ALIKE", 1e9)
+    monkeypatch.setattr("aionn.runtime.fleet.measured.LATENCY_STEP_NS", 10**10)
+    async with AsyncExitStack() as stack:
+        first = stack.enter_context(serving(name="edge1"))
+        fleet_of_one = [f"{first.address}?silence_ms=30000"]
+        runtime = await stack.enter_async_context(aionn.open(drivers=["reference"], fleet=fleet_of_one))
+        fleet = await stack.enter_async_context(aionn.FleetStreams(runtime, models.identity((4,))))
+        streams = [
+            fleet.stream(frames(5, 0.05), period=0.2, deadline=2.0, jitter=0.5, name=f"s{number}")
+            for number in range(2)
+        ]
+        with anyio.fail_after(START_S_MAX):
+            await streams[0].admit()
+            second = stack.enter_context(serving(name="edge2"))
+            assert await fleet.join(f"{second.address}?silence_ms=30000") == "edge2/reference"
+            await streams[1].admit()
+            assert [one.device for one in streams] == ["edge1/reference", "edge2/reference"]
+            names = [device.name for device in runtime.devices]
+            assert names == ["edge1/reference", "edge2/reference", "reference"]
+            for stream in streams:
+                assert len([result async for result in stream]) == 5
