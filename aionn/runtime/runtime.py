@@ -223,9 +223,8 @@ class Runtime(InThisProcess):
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed" if self._was_started else "not opened"
-        return (
-            f"<Runtime {state}, {', '.join(device.name for device in self.discovery.devices) or 'no device'}>"
-        )
+        names = ", ".join(device.name for device in self.discovery.devices)
+        return f"<Runtime {state}, {names or 'no device'}>"
 
     @property
     def devices(self) -> tuple[RuntimeDevice, ...]:
@@ -581,8 +580,7 @@ class Runtime(InThisProcess):
             end_trace(self._trace)
 
     async def _close(self) -> None:
-        # In reverse: compilations first. A device that cannot be closed, by a fault of its driver, does not prevent the closing of
-        # other devices, nor does a slow one.
+        # In reverse: compilations first. A device that cannot be closed, or is slow, does not prevent the closing of others.
         devices = [hal.aclose for hal in (*self.discovery.unused, *(device.hal for device in self.devices))]
         closings: list[Callable[[], Coroutine[Any, Any, None]]] = [
             *(functools.partial(_close_compilation, compilation) for compilation in self._compilations),
