@@ -15,7 +15,7 @@ import os
 import stat
 from io import BufferedReader
 
-from aionn.errors import InvalidArgument, ResourceExhausted
+from aionn.errors import InvalidArgument, ResourceExhausted, shortage_of
 from fmq.available import MemoryShortage, check_available
 
 __all__ = [
@@ -80,6 +80,7 @@ def open_regular(path: str | os.PathLike[str], what: str) -> BufferedReader:
 
     Raises:
         InvalidArgument: It cannot be opened, or is not a regular file; the message names it. ``MissingFile`` where none is there.
+        ResourceExhausted: No descriptor is left for it.
     """
     name = os.fsdecode(path)
     if not name:
@@ -91,6 +92,9 @@ def open_regular(path: str | os.PathLike[str], what: str) -> BufferedReader:
     except OSError as e:
         if isinstance(e, FileNotFoundError):
             raise MissingFile(f"{what} {name}: cannot be read: {e.strerror}{place_of(name)}") from e
+        shortage = shortage_of(e, f"{what} {name}")
+        if shortage is not None:
+            raise shortage from e
         raise InvalidArgument(f"{what} {name}: cannot be read: {e.strerror}") from e
     except UnicodeEncodeError as e:
         raise InvalidArgument(f"{what} {name!r}: cannot be read: {e.reason}") from e

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from pathlib import Path
 
@@ -54,6 +55,20 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
 def test_path_that_is_none_is_told(path: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         check_regular(path, "model")
+
+
+def test_no_descriptor_left_is_a_shortage_and_no_fault_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"bytes")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The limit is of the numbers of descriptors: those that are open stay.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(ResourceExhausted, match=f"^model {path}: ") as raised:
+            read_regular(path, "model", 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert raised.value.transient
 
 
 def test_missing_file_is_python_s_error_as_well() -> None:
