@@ -55,7 +55,7 @@ def run(
     Args:
         model: A .tflite or .onnx file.
         input: One .npy file per input; without, inputs are random by the seed.
-        device: Which device; by default the first that supports the model.
+        device: Which device; by default each operation goes to the quickest.
         seed: Seed of random inputs.
         count: Number of executions, one after the other.
         priority: Which executions go first where several wait.

@@ -102,7 +102,7 @@ def stream(
         source: 0 or /dev/video0, a camera; camera:NAME; microphone:; rtsp://... or another address; screen:, this display;
             replay:FILE, a recording; pattern:, a test picture.
         seconds: Ends the stream after so long; by default it ends with its source, or by Ctrl-C, with its report.
-        device: Which device; by default the first that supports the model.
+        device: Which device; by default each operation goes to the quickest.
         priority: Which executions go first where several wait.
         deadline_ms: An answer is on time this long after its capture.
         on_late: Drop what is late, or deliver it late.
