@@ -372,7 +372,7 @@ class FleetPlan:
                 if place is not None:
                     return place
         looked_at = min(self._rooms.looked_at, len(self._candidates))
-        raise self._refusal(stream, closest, looked_at - (len(found) - tried), now_ns)
+        raise self._refusal(stream, closest, looked_at - (self._rooms.found - tried), now_ns)
 
     def _emptiest(self, groups: list[Group], stream: FleetStream) -> str:
         """The emptiest node of the first group that may have the share of a stream free; of the first, if none has."""
@@ -387,7 +387,7 @@ class FleetPlan:
         share_ns = self._candidates.slot_ppm(group) * stream.terms.period_ns
         return stream.costs[group.kind].duration_ns * SHARE_PPM <= share_ns
 
-    def _chosen(self, found: list[Found]) -> Iterator[_Node]:
+    def _chosen(self, found: Iterable[Found]) -> Iterator[_Node]:
         """The nodes to be tested: the emptiest of the quickest groups for half of the tests, so that frames go short ways; then the
         emptiest of all, so that a fleet is used whatever its size.
 

@@ -5,7 +5,8 @@ of its streams beside those of the new one, and the link. Pure.
 
 Invariants:
 1. A node that the whole test would take is found by a look; one that is found may fail the test.
-2. A look takes some dozens of array operations over at most ``ROWS_MAX`` slots, and no step of Python for each of them.
+2. A look takes some dozens of array operations over at most ``ROWS_MAX`` slots, and no step of Python for each of them. Those over
+   the first frames of the streams cover the best slots first, and more of them only where more nodes are requested.
 3. A node that is not offered is not found.
 
 Source: the demand of streams that begin together, as in ``aionn.scheduler.admission``, at the deadlines of their first frames.
@@ -13,7 +14,7 @@ Source: the demand of streams that begin together, as in ``aionn.scheduler.admis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,9 @@ __all__ = ["Found", "Rooms"]
 
 ROWS_MAX = 4096
 """Most slots that one look covers: some hundred microseconds. In a larger fleet the next look covers the next ones."""
+
+ROWS_AT_FIRST = 64
+"""Slots whose first frames are looked at together at first; each further time twice as many."""
 
 FRAMES_MAX = 4
 """Frames of each stream that count: most sets of streams that do not fit lack time for one of the first."""
@@ -90,10 +94,11 @@ class Rooms:
 
     Attributes:
         looked_at: Number of nodes that the last look has covered.
+        found: Number of nodes that the last look has given so far.
     """
 
     def __init__(self) -> None:
-        self.looked_at = 0
+        self.looked_at = self.found = 0
         self._of_node: list[slice] = []
         self._columns: dict[str, _Rows] = {name: np.zeros(0, np.int64) for name in _COLUMNS}
         self._tables: dict[str, _Rows] = {
@@ -173,8 +178,9 @@ class Rooms:
         costs: Mapping[str, SlotCost],
         sizes: tuple[int, int],
         ranks: Mapping[Group, int],
-    ) -> list[Found]:
-        """The nodes that may take a stream, by the rank of their group and then by free share, the largest first.
+    ) -> Iterator[Found]:
+        """The nodes that may take a stream, by the rank of their group and then by free share, the largest first. They are looked
+        for as they are requested, and nothing may be changed before the last one that is needed.
 
         Args:
             terms: Of the stream, at the application.
@@ -182,8 +188,9 @@ class Rooms:
             sizes: Of the inputs and of the outputs of a frame, in bytes.
             ranks: The groups that are looked at.
         """
+        self.found = 0
         if not self._rows:
-            return []
+            return iter(())
         begin = self._begin if self._begin < self._rows else 0
         self._begin = begin + ROWS_MAX
         window = slice(begin, min(begin + ROWS_MAX, self._rows))
@@ -201,23 +208,24 @@ class Rooms:
             & (columns["share_ppm"][window] >= needed_ppm[columns["cost"][window]])
             & (rank_of[columns["group"][window]] >= 0)
         )
-        if rows.size:
-            rows = self._in_time(rows, terms, known, sizes)
-        free_ppm = columns["free_ppm"][rows]
         ranked = rank_of[columns["group"][rows]]
-        order = np.lexsort((rows, -free_ppm, ranked))
-        found: dict[int, Found] = {}
-        for one in map(
-            Found._make,
-            zip(
-                ranked[order].tolist(),
-                free_ppm[order].tolist(),
-                columns["node"][rows][order].tolist(),
-                strict=True,
-            ),
-        ):
-            found.setdefault(one.node, one)
-        return list(found.values())
+        rows = rows[np.lexsort((rows, -columns["free_ppm"][rows], ranked))]
+        return self._in_order(rows, rank_of, lambda some: self._in_time(some, terms, known, sizes))
+
+    def _in_order(self, rows: _Rows, rank_of: _Rows, in_time: Callable[[_Rows], _Rows]) -> Iterator[Found]:
+        """The nodes of those of the rows that are in time, each once, in the order of the rows."""
+        columns, given = self._columns, set[int]()
+        begin, size = 0, ROWS_AT_FIRST
+        while begin < rows.size:
+            fitting = in_time(rows[begin : begin + size])
+            begin, size = begin + size, 2 * size
+            ranks = rank_of[columns["group"][fitting]].tolist()
+            shares, nodes = columns["free_ppm"][fitting].tolist(), columns["node"][fitting].tolist()
+            for one in map(Found, ranks, shares, nodes):
+                if one.node not in given:
+                    given.add(one.node)
+                    self.found += 1
+                    yield one
 
     def _in_time(
         self, rows: _Rows, terms: StreamTerms, known: list[SlotCost | None], sizes: tuple[int, int]

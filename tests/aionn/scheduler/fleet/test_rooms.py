@@ -26,7 +26,7 @@ def takes(held: Any, asked: FleetStream) -> bool:
 
 def found_by_a_look(plan: FleetPlan, asked: FleetStream) -> set[str]:
     ranks = {held.group: 0 for held in plan._in_order}
-    found = plan._rooms.look(asked.terms, asked.costs, (asked.up_bytes, asked.down_bytes), ranks)
+    found = list(plan._rooms.look(asked.terms, asked.costs, (asked.up_bytes, asked.down_bytes), ranks))
     assert [one.free_ppm for one in found] == sorted((one.free_ppm for one in found), reverse=True)
     return {plan._in_order[one.node].node.name for one in found}
 
@@ -87,6 +87,24 @@ def test_nodes_that_are_not_up_or_are_not_looked_at_are_not_found() -> None:
     assert [(one.rank, one.node) for one in found] == [(4, 1)]
     only_npu = FleetStream(terms=asked.terms, costs={"npu": asked.costs["npu"]})
     assert found_by_a_look(plan, only_npu) == {"c"}
+
+
+def test_nodes_are_given_in_the_same_order_however_many_are_looked_at_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def order_of(rows: int) -> list[rooms.Found]:
+        monkeypatch.setattr(rooms, "ROWS_AT_FIRST", rows)
+        rng = random.Random(5)
+        plan = FleetPlan([node(f"n{number}", rng.choice(("npu", "cpu")), slots=2) for number in range(20)])
+        for number in range(60):
+            plan.place(stream(f"s{number}", duration_ms=rng.choice((1, 3, 6))), now_ns=0)
+        asked = stream("gate", duration_ms=9)
+        ranks = {held.group: rank for rank, held in enumerate(plan._in_order)}
+        found = list(plan._rooms.look(asked.terms, asked.costs, (0, 0), ranks))
+        assert plan._rooms.found == len(found)
+        return found
+
+    assert order_of(1) == order_of(3) == order_of(1000) != []
 
 
 def test_slots_with_more_streams_than_deadlines_are_kept_of_are_found_by_their_share() -> None:
