@@ -94,7 +94,7 @@ class _LoopThreads:
 
     def clear(self) -> None:
         """Forgets all: in a forked child."""
-        self._limit, self._users = RunLimit(_put_back_all), 0
+        self.__init__()  # type: ignore[misc]
 
 
 _loop_threads = _LoopThreads()

@@ -224,6 +224,22 @@ asyncio.run(main())
 
 
 @as_root
+def test_forked_child_has_no_loop_thread_and_no_lock_of_its_parent() -> None:
+    code = """
+from aionn.runtime.realtime import _loop_threads
+async def main():
+    async with aionn.open(drivers=["reference"], realtime="required"):
+        with _loop_threads._lock:  # As another thread does while its runtime is opened.
+            pid = os.fork()
+            if pid == 0:
+                os._exit(len(_loop_threads._count) + 10 * (not _loop_threads._lock.acquire(timeout=5)))
+        say(forked=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+asyncio.run(main())
+"""
+    assert run_child(OPEN + code) == {"forked": 0}
+
+
+@as_root
 def test_blocking_runtime_gets_its_loops_thread_and_gives_it_back() -> None:
     code = """
 import aionn.blocking
