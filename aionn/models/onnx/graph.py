@@ -22,6 +22,7 @@ import msgspec
 
 from aionn.errors import InvalidArgument, InvalidModel
 from aionn.hal import FusedActivation
+from aionn.models.foreign_files import shortened
 from aionn.models.onnx.schema import (
     Attribute,
     AttributeType,
@@ -268,7 +269,7 @@ def _check_inputs(graph: GraphProto) -> None:
     names = [info.name for info in graph.inputs]
     if len(set(names)) != len(names) or "" in names:
         name = "" if "" in names else next(name for name, count in Counter(names).items() if count > 1)
-        got = f"{_shown(name)!r} again" if name else "an empty name"
+        got = f"{shortened(name, SHOWN)!r} again" if name else "an empty name"
         raise InvalidModel(f"onnx, inputs: expected every name once, got {got}")
 
 
@@ -283,15 +284,11 @@ def _constants(graph: GraphProto) -> dict[str, TensorProto | SparseTensorProto]:
     return constants
 
 
-def _shown(text: str, limit: int = SHOWN) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
-
-
 def _node(proto: NodeProto, index: int, opsets: Mapping[str, int], where: str = "") -> Node:
     domain = _domain(proto.domain)
     attributes = {one.name: one for one in proto.attributes}
-    name = f" {_shown(proto.name)!r}" if proto.name else ""
-    label = f"{_shown(where, WHERE_SHOWN)}node {index}{name} {_shown(proto.op_type)}"
+    name = f" {shortened(proto.name, SHOWN)!r}" if proto.name else ""
+    label = f"{shortened(where, WHERE_SHOWN)}node {index}{name} {shortened(proto.op_type, SHOWN)}"
     if len(attributes) != len(proto.attributes):
         raise InvalidModel(f"onnx, {label}: expected every attribute once")
     return Node(
@@ -316,7 +313,7 @@ class Functions:
     def __init__(self, functions: Mapping[tuple[str, str, str], FunctionProto]) -> None:
         self._functions = functions
         self._opsets = {
-            key: _opsets(f.opsets, f"function {_shown(f.name)!r}") for key, f in functions.items()
+            key: _opsets(f.opsets, f"function {shortened(f.name, SHOWN)!r}") for key, f in functions.items()
         }
         self._count = 0
         self._renamed = 0
@@ -378,7 +375,7 @@ class Functions:
         names = {"": ""}
         names.update(dict.fromkeys(function.inputs, ""))
         names.update(zip(function.inputs, node.inputs))
-        prefix = f"{self._count}:{_shown(function.name)}/"
+        prefix = f"{self._count}:{shortened(function.name, SHOWN)}/"
         # The function also writes an output that the call omits, under an unused name.
         names.update({inner: outer for inner, outer in zip(function.outputs, node.outputs) if outer})
         given = {one.name: one for one in function.defaults} | node.attributes
