@@ -18,7 +18,15 @@ from aionn.errors import InvalidArgument
 from aionn.media.arguments import checked_whole, one_of
 from aionn.media.records import SourceStatistics
 
-__all__ = ["Keep", "OneConsumer", "PresentationQueue", "captured_at_ns", "checked_keep", "checked_queue_max"]
+__all__ = [
+    "Keep",
+    "OneConsumer",
+    "PresentationQueue",
+    "captured_at_ns",
+    "checked_keep",
+    "checked_queue_max",
+    "worthwhile_wait_ns",
+]
 
 Keep = Literal["all", "latest", "oldest"]
 
@@ -150,3 +158,9 @@ class PresentationQueue(Generic[T]):
             held_back=self._held_back,
             late=self._late,
         )
+
+
+def worthwhile_wait_ns(items: object) -> int:
+    """The longest wait for a newer item of a source that is worthwhile for a slow consumer; 0 for sources that know no pace."""
+    ask = getattr(items, "worthwhile_wait_ns", None)
+    return 0 if ask is None else int(ask())

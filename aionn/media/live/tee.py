@@ -28,7 +28,13 @@ import msgspec
 from aionn.errors import GeneralFailure, InvalidArgument, class_text
 from aionn.media.live.changes import Expectation
 from aionn.media.live.worker import outlast
-from aionn.media.pacing import OneConsumer, PresentationQueue, checked_keep, checked_queue_max
+from aionn.media.pacing import (
+    OneConsumer,
+    PresentationQueue,
+    checked_keep,
+    checked_queue_max,
+    worthwhile_wait_ns,
+)
 from aionn.media.records import AudioWindow, Frame, SourceStatistics
 from aionn.platform.process_bound import InThisProcess
 
@@ -181,8 +187,7 @@ class Tee(InThisProcess, Generic[T]):
 
     def _worthwhile_wait_ns(self) -> int:
         """The longest wait for a newer item that is worthwhile; 0 for sources that know no pace."""
-        ask = getattr(self._items, "worthwhile_wait_ns", None)
-        return 0 if ask is None else int(ask())
+        return worthwhile_wait_ns(self._items)
 
     async def _until_wanted(self) -> None:
         while not self._branches:

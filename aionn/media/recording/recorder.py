@@ -27,6 +27,7 @@ import msgspec
 from aionn.errors import InvalidArgument, class_text
 from aionn.media.arguments import checked_path
 from aionn.media.live.worker import Call, Worker
+from aionn.media.pacing import worthwhile_wait_ns
 from aionn.media.recording.items import Item, Kind, encoded_head, encoded_item, kind_of
 from aionn.media.records import AudioWindow, Frame
 from aionn.platform.files import creation_error
@@ -319,8 +320,7 @@ class Through(AsyncIterator[T], Generic[T]):
 
     def worthwhile_wait_ns(self) -> int:
         """As that of the items' source; 0 where it has none."""
-        ask = getattr(self._items, "worthwhile_wait_ns", None)
-        return 0 if ask is None else int(ask())
+        return worthwhile_wait_ns(self._items)
 
 
 def _nothing() -> None:
