@@ -227,21 +227,26 @@ def test_mistakes_are_rejected():
     assert plan.release("nobody") is None
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 6))]
-)
-def test_any_sequence_of_events_keeps_the_promises_and_the_bound(seed: int):
-    source = random.Random(seed)
-    nodes = [
+def drawn_nodes(source: random.Random, count: int, preempting: float) -> list[FleetNode]:
+    """Nodes of several kinds, slots and distances; the last argument is the share of those that can preempt."""
+    return [
         node(
             f"n{i}",
             source.choice(("npu", "cpu")),
             slots=source.choice((1, 2)),
             latency_ms=source.choice((0, 0.3, 2, 9)),
-            can_preempt=source.random() < 0.7,
+            can_preempt=source.random() < preempting,
         )
-        for i in range(12)
+        for i in range(count)
     ]
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(2, 6))]
+)
+def test_any_sequence_of_events_keeps_the_promises_and_the_bound(seed: int):
+    source = random.Random(seed)
+    nodes = drawn_nodes(source, 12, 0.7)
     plan = FleetPlan(nodes)
     asked = 0
     for now_ns in range(120):

@@ -12,7 +12,7 @@ from aionn.scheduler.admission import SlotCost
 from aionn.scheduler.fleet import rooms
 from aionn.scheduler.fleet.plan import TESTS_MAX, FleetPlan, FleetStream
 from aionn.scheduler.fleet.transfer import Way
-from tests.aionn.scheduler.fleet.test_plan import node, stream
+from tests.aionn.scheduler.fleet.test_plan import drawn_nodes, node, stream
 
 
 def takes(held: Any, asked: FleetStream) -> bool:
@@ -37,16 +37,7 @@ def test_each_node_that_the_whole_test_takes_is_found(seed: int, request: pytest
     """Whatever a node holds: where a look finds no room, neither does the test of the link and of each slot; nearly all nodes that
     it finds have room; and no stream is refused that one of the nodes takes."""
     rng = random.Random(seed)
-    nodes = [
-        node(
-            f"n{number}",
-            rng.choice(("npu", "cpu")),
-            slots=rng.choice((1, 2)),
-            latency_ms=rng.choice((0, 0.3, 2, 9)),
-            can_preempt=rng.random() < 0.6,
-        )
-        for number in range(6)
-    ]
+    nodes = drawn_nodes(rng, 6, 0.6)
     plan = FleetPlan(nodes)
     passed_over, found_in_vain, taken = 0, 0, 0
     for number in range(2000 if request.config.getoption("--long") else 150):
