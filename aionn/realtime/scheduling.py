@@ -11,6 +11,7 @@ closes it for the last; a process that joins another one's makes it the current 
 from __future__ import annotations
 
 import enum
+import logging
 import os
 import socket
 import threading
@@ -68,22 +69,43 @@ class Lent(msgspec.Struct, frozen=True):
     offer: Offer | None = None
 
 
+WATCHDOG_ENDED = "the watchdog over real-time threads has ended, so no thread runs under SCHED_RR"
+
+_logger = logging.getLogger("aionn.manager")
+
+
 class Scheduling:
     """The granted threads of this process and their watchdog. May be used from any thread; see ``Threads`` for the time that calls
-    block."""
+    block.
 
-    def __init__(self, permission: Permission | None, end: WatchdogEnd | None, offer: Offer | None) -> None:
+    A thread of its own waits for the end of the watchdog's process, after which every real-time thread of this process becomes
+    ordinary, for good: nothing would put back one that does not yield. Processes with a connection of their own do the same.
+    """
+
+    def __init__(
+        self, permission: Permission | None, end: WatchdogEnd | None, offer: Offer | None, problem: str = ""
+    ) -> None:
         """Made by ``open`` and ``join``.
 
         Args:
             permission: The scheduling that this process may use; None means that real time is off.
             end: The connection to the watchdog; None means that no thread may be a real-time thread.
             offer: The limits of RealtimeKit; None if the permission does not come from it.
+            problem: The reason why there is no watchdog although the permission allows real-time threads; empty without one.
         """
         self.permission = permission
         self._end = end
         self._offer = offer
+        self._problem = problem
         self._threads = None if permission is None else Threads(permission, end, offer)
+        self._lock = threading.Lock()
+        self._is_closing = False
+        self._waiting: threading.Thread | None = None
+        if end is not None:
+            self._waiting = threading.Thread(
+                target=self._wait_for_end, args=(end,), name="aionn watchdog's end", daemon=True
+            )
+            self._waiting.start()
 
     @classmethod
     def open(cls, mode: Mode, *, permission: Permission | None = None) -> Scheduling:
@@ -112,7 +134,7 @@ class Scheduling:
                 problem = f"the watchdog over real-time threads cannot be started: {e}"
         if problem and mode is Mode.REQUIRED:
             raise DeviceUnavailable(f"real time is required: {problem}")
-        return cls(found, watchdog, offer)
+        return cls(found, watchdog, offer, problem if found.is_realtime else "")
 
     @classmethod
     def join(cls, lent: Lent, end: socket.socket | None) -> Scheduling:
@@ -131,8 +153,15 @@ class Scheduling:
 
     @property
     def is_realtime(self) -> bool:
-        """Whether HIGH and MEDIUM threads run under SCHED_RR here."""
-        return self._end is not None
+        """Whether HIGH and MEDIUM threads run under SCHED_RR here: not after the watchdog has ended."""
+        self._look()
+        return self._end is not None and not self._problem
+
+    @property
+    def sentence(self) -> str:
+        """The permission, or why no thread may be a real-time thread, and the remedy; empty if real time is off."""
+        self._look()
+        return self._problem or ("" if self.permission is None else str(self.permission))
 
     def lend(self) -> tuple[Lent, socket.socket] | None:
         """Makes the message and the connection for a driver process; None if no thread may be a real-time thread.
@@ -142,7 +171,7 @@ class Scheduling:
         Raises:
             OSError: The watchdog has ended.
         """
-        if not isinstance(self._end, Watchdog) or self.permission is None:
+        if not isinstance(self._end, Watchdog) or self.permission is None or self._problem:
             return None
         return Lent(self.permission, self._offer), self._end.lend()
 
@@ -176,6 +205,7 @@ class Scheduling:
 
     def table(self) -> list[ThreadRow]:
         """See ``Threads.table``; empty if real time is off."""
+        self._look()
         return [] if self._threads is None else self._threads.table()
 
     def close(self) -> list[str]:
@@ -184,14 +214,38 @@ class Scheduling:
         Returns:
             A line for each thread that could not be restored completely.
         """
+        with self._lock:
+            self._is_closing = True
         left = [] if self._threads is None else self._threads.close()
         if self._end is not None:
+            if self._waiting is not None:
+                self._end.hang_up()
+                self._waiting.join()
+                self._waiting = None
             self._end.close()
         return left
+
+    def _look(self) -> None:
+        """Notices the end of the watchdog before the thread that waits for it."""
+        if self._end is not None and not self._is_closing and not self._end.is_alive():
+            self._watchdog_ended()
+
+    def _wait_for_end(self, end: WatchdogEnd) -> None:
+        end.wait_for_end()
+        self._watchdog_ended()
+
+    def _watchdog_ended(self) -> None:
+        with self._lock:
+            if self._is_closing or self._problem or self._threads is None:
+                return
+            self._problem = WATCHDOG_ENDED
+            names = self._threads.lose_guard(WATCHDOG_ENDED)
+        _logger.warning("%s; process %d had: %s", WATCHDOG_ENDED, os.getpid(), ", ".join(names) or "none")
 
     def forget(self) -> None:
         """Closes the connection alone, in a forked child: threads and watchdog belong to the parent, whose end the watchdog notices
         only when no other process has the connection."""
+        self._is_closing = True  # So that this copy never touches the parent's threads.
         if self._end is not None:
             WatchdogEnd.close(self._end)
 
@@ -220,7 +274,7 @@ def open_shared(mode: Mode) -> Scheduling:
         if _current is None:
             _current = Scheduling.open(mode)
         elif mode is Mode.REQUIRED and not _current.is_realtime:
-            raise DeviceUnavailable(f"real time is required: {_current.permission}")
+            raise DeviceUnavailable(f"real time is required: {_current.sentence}")
         _users += 1
         return _current
 

@@ -98,8 +98,27 @@ class WatchdogEnd:
             found, self._put_back = self._put_back, []
             return found
 
+    def is_alive(self) -> bool:
+        """Whether the watchdog still runs. Does not wait."""
+        with self._lock:
+            return self._receive()
+
+    def wait_for_end(self) -> None:
+        """Blocks until the watchdog has ended, or ``hang_up`` was called in any thread."""
+        poll = select.poll()
+        poll.register(self._socket, 0)  # The kernel reports a hang-up without being asked.
+        poll.poll()
+
+    def hang_up(self) -> None:
+        """Ends the connection for every process that has a copy of it: the watchdog makes all threads ordinary that were
+        registered on it."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # The watchdog has ended, or the connection is closed.
+
     def close(self) -> None:
-        """Ends the connection: the watchdog makes all threads ordinary that were registered on it."""
+        """Closes this process's descriptor of the connection: the last one that is closed ends it, as ``hang_up`` does."""
         self._socket.close()
 
     def _send(self, message: dict[str, list[int | str]]) -> bool:
@@ -180,8 +199,7 @@ class Watchdog(WatchdogEnd):
 
     def is_alive(self) -> bool:
         """Whether the watchdog still runs."""
-        with self._lock:
-            return self._receive() and self._process.poll() is None
+        return super().is_alive() and self._process.poll() is None
 
     def lend(self) -> socket.socket:
         """Makes a connection for another process of this user, which makes a ``WatchdogEnd`` of it.

@@ -55,7 +55,7 @@ class RealtimeReport(msgspec.Struct, frozen=True):
 
     Attributes:
         mode: The setting.
-        is_realtime: Whether HIGH and MEDIUM threads may run under SCHED_RR.
+        is_realtime: Whether HIGH and MEDIUM threads may run under SCHED_RR: not after the end of the watchdog's process.
         permission: One sentence: the permission, or why real time is not permitted and the remedy; empty with ``off``.
         processes: The threads of this process, then of each driver process.
         memory: A row for each range of this process's memory that bursts use.
@@ -227,5 +227,5 @@ class RuntimeRealtime:
         here = ProcessThreads("application", os.getpid(), tuple(scheduling.table()))
         memory = () if self.locks is None else tuple(self.locks.report())
         return RealtimeReport(
-            self._mode, scheduling.is_realtime, str(scheduling.permission), (here, *others), memory
+            self._mode, scheduling.is_realtime, scheduling.sentence, (here, *others), memory
         )

@@ -8,7 +8,8 @@ Invariants:
    it. The kernel makes one exception: without CAP_SYS_NICE a process may not clear SCHED_RESET_ON_FORK. The flag stays, and has no
    effect on an ordinary thread whose nice value is not negative.
 2. No call fails because the machine does not permit it: the thread keeps its state, and the table has the reason.
-3. A thread runs under SCHED_RR only while the watchdog monitors it.
+3. A thread runs under SCHED_RR only while the watchdog monitors it. If the watchdog has ended, ``lose_guard`` makes all threads
+   ordinary that this table had made real-time threads.
 4. A thread of the class LOW has the slice that it had before.
 
 SCHED_RESET_ON_FORK applies to new threads as well as to new processes, so the threads of an engine's pool, which the first
@@ -141,6 +142,7 @@ class Threads:
         """
         self.permission = permission
         self._guard = guard
+        self._no_guard = "there is no watchdog to monitor real-time threads"
         self._offer = offer
         self._held: dict[int, _Held] = {}
         # A signal handler may call ``put_back_all`` while this thread holds the lock.
@@ -272,6 +274,8 @@ class Threads:
             if self._held.get(tid) is not held:
                 # It was given back during the call.
                 restore(tid, held.before)
+            elif not held.is_watched:
+                self._end_realtime(tid, held)
 
     def _call_slowly(self, held: _Held | None, call: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
         if held is None:
@@ -323,7 +327,9 @@ class Threads:
             # It was given back during the change.
             restore(tid, held.before)
             return False
-        return not number
+        if not held.is_watched:
+            self._end_realtime(tid, held)
+        return not held.reason
 
     def class_of(self, tid: int) -> SchedulingClass | None:
         """The class of a granted thread; None if it was not granted one. Takes no lock: for use on the path of an execution."""
@@ -379,6 +385,44 @@ class Threads:
         """Makes every real-time thread ordinary immediately and records the reason."""
         for tid in list(self._held):
             self.put_back(tid, reason)
+
+    def lose_guard(self, reason: str) -> list[str]:
+        """Makes every real-time thread ordinary, since the watchdog has ended, and grants SCHED_RR to none from now on.
+
+        Args:
+            reason: The reason that the table has for each thread that does not get its class from now on.
+
+        Returns:
+            The names of the threads that were real-time threads.
+        """
+        with self._lock:
+            self._note_put_back()
+            self._guard, self._no_guard = None, reason
+            found = []
+            # First all of them: a thread that is changing its own class looks at this after the change, without the lock.
+            for held in self._held.values():
+                held.is_watched = False
+            for tid, held in self._held.items():
+                if held.state is State.REALTIME:
+                    found.append(held.name)
+                if held.state is not State.OWN:
+                    self._end_realtime(tid, held)
+            return found
+
+    def _end_realtime(self, tid: int, held: _Held) -> None:
+        """Makes a thread ordinary that nothing monitors any longer."""
+        with self._lock:
+            if self._held.get(tid) is not held:
+                return
+            try:
+                if is_realtime(tid):
+                    set_ordinary(tid)
+                    if held.state is not State.PUT_BACK:
+                        self._grant(tid, held)
+            except ProcessLookupError:
+                held.state, held.reason = State.GONE, "the thread has ended"
+            except OSError as e:
+                held.reason = failed("sched_setscheduler", e)
 
     def table(self) -> list[ThreadRow]:
         """The rows of all granted threads, with their current state in the kernel."""
@@ -497,7 +541,7 @@ class Threads:
 
     def _grant_realtime(self, tid: int, held: _Held, priority: int) -> tuple[State, str]:
         if self._guard is None:
-            return State.REFUSED, "there is no watchdog to monitor real-time threads"
+            return State.REFUSED, self._no_guard
         if not held.is_watched:
             if not self._guard.watch(os.getpid(), tid, held.name):
                 return State.REFUSED, "the watchdog cannot monitor it"

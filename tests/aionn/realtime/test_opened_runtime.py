@@ -519,3 +519,41 @@ asyncio.run(main())
     assert (found["outputs"], found["after"]) == (1, 0)
     assert found["loop"] == ["real time", "SCHED_RR", 10]
     assert found["bursts"] and set(found["bursts"]) == {"refused"}
+
+
+@as_root
+def test_report_and_threads_of_all_processes_follow_the_death_of_the_watchdog() -> None:
+    code = """
+import signal
+async def main():
+    async with aionn.open(drivers=["reference"], realtime="required") as runtime:
+        net = await runtime.compile(MODEL, priority="high")
+        async with net.burst() as burst:
+            await burst.execute([X])
+            before = await runtime.realtime()
+            os.kill(runtime._realtime.scheduling._end.pid, signal.SIGKILL)
+            await asyncio.to_thread(runtime._realtime.scheduling._waiting.join)
+            report = await runtime.realtime()
+            end = time.monotonic() + 20
+            while any(policy == "SCHED_RR" for each in rows(report).values() for _, policy, _ in each.values()):
+                assert time.monotonic() < end, rows(report)
+                await asyncio.sleep(0.01)
+                report = await runtime.realtime()
+            result = await burst.execute([X])
+        say(was=before.is_realtime, now=report.is_realtime, permission=report.permission, outputs=len(result.outputs),
+            states=sorted({state for each in rows(report).values() for state, _, _ in each.values()}), loop=state()[0])
+    async with aionn.open(drivers=["reference"], realtime="required") as runtime:
+        say(again=(await runtime.realtime()).is_realtime, rr=state()[0] == RR)
+asyncio.run(main())
+"""
+    found = run_child(OPEN + code)
+    assert found == {
+        "was": True,
+        "now": False,
+        "permission": "the watchdog over real-time threads has ended, so no thread runs under SCHED_RR",
+        "outputs": 1,
+        "states": ["refused"],
+        "loop": 0,
+        "again": True,
+        "rr": True,
+    }

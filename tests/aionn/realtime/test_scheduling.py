@@ -151,3 +151,88 @@ close_shared()
 say(same=second is first, between=between, forked=forked, left=[current() is not None, os.sched_getscheduler(0)])
 """
     assert run_child(OPEN + code) == {"same": True, "between": [True, 2], "forked": 0, "left": [False, 0]}
+
+
+# --- The end of the watchdog ------------------------------------------------------------------------------------------------
+
+
+@as_root
+def test_without_the_watchdog_every_thread_is_ordinary() -> None:
+    code = """
+import signal
+scheduling = Scheduling.open(Mode.REQUIRED)
+scheduling.acquire(HIGH, "test")
+scheduling.acquire(SchedulingClass.LOW, "low", low.native_id)
+before = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
+os.kill(scheduling._end.pid, signal.SIGKILL)
+scheduling._waiting.join()
+policy = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
+rows = {row.name: [row.state, row.reason] for row in scheduling.table()}
+raised = scheduling.change(low.native_id, HIGH)
+later = scheduling.acquire(HIGH, "test")
+say(policies=[before, policy], is_realtime=scheduling.is_realtime, sentence=scheduling.sentence, rows=rows, raised=raised,
+    later=[later.state, later.policy], lent=scheduling.lend(), slices=later.slice_ns or later.slice_reason != "",
+    left=scheduling.close(), after=os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK)
+done.set()
+"""
+    start = """
+done = threading.Event()
+low = threading.Thread(target=done.wait)
+low.start()
+"""
+    found = run_child(OPEN + start + code)
+    why = "the watchdog over real-time threads has ended, so no thread runs under SCHED_RR"
+    assert found["policies"] == [2, 0] and not found["is_realtime"] and found["sentence"] == why
+    assert found["rows"] == {"test": ["refused", why], "low": ["ordinary", ""]}
+    assert not found["raised"] and found["later"] == ["refused", "SCHED_OTHER"]
+    assert found["lent"] is None and found["slices"] and found["left"] == [] and found["after"] == 0
+
+
+@as_root
+@pytest.mark.parametrize("way", ["change", "call_as_low"])
+def test_thread_that_changes_its_class_while_the_watchdog_ends_is_ordinary(way: str) -> None:
+    code = """
+import signal
+scheduling = Scheduling.open(Mode.REQUIRED)
+scheduling.acquire(HIGH, "test")
+def end():
+    "Kills the watchdog, and has the table notice it in the middle of the change."
+    os.kill(scheduling._end.pid, signal.SIGKILL)
+    scheduling._waiting.join()
+if sys.argv[1] == "call_as_low":
+    scheduling.call_as_low(end, ())
+else:
+    from aionn.realtime.threads import table
+    switch = table.set_policy
+    def set_policy(*arguments):
+        end()
+        return switch(*arguments)
+    scheduling.change(threading.get_native_id(), SchedulingClass.MEDIUM)
+    table.set_policy = set_policy
+    say(changed=scheduling.change(threading.get_native_id(), HIGH))
+(row,) = scheduling.table()
+say(policy=os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, state=row.state, left=scheduling.close())
+"""
+    found = run_child(OPEN + code, arguments=[way])
+    assert (found["policy"], found["state"], found["left"]) == (0, "refused", [])
+    assert found.get("changed") is not True
+
+
+@as_root
+def test_forked_child_does_not_touch_the_threads_of_its_parent() -> None:
+    code = """
+scheduling = open_shared(Mode.REQUIRED)
+scheduling.acquire(HIGH, "test")
+child = os.fork()
+if child == 0:
+    scheduling.table()
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+say(status=status, policy=os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, is_realtime=scheduling.is_realtime)
+close_shared()
+"""
+    assert run_child("from aionn.realtime.scheduling import close_shared, open_shared\n" + OPEN + code) == {
+        "status": 0,
+        "policy": 2,
+        "is_realtime": True,
+    }
