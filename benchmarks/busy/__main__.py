@@ -19,10 +19,14 @@ How each figure is taken:
 - "LOW flood": two LOW executions of the shapes model are always under way, on the device of the streams or on another one, which is
   a process of its own.
 - "round trip": executions of the digits model through a burst, each 5 ms after the one before.
+
+The rows of a contender are printed after its last block. ``--load NAME`` measures beside one load alone, and idle before it; it may
+be repeated.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import importlib.util
 import json
@@ -31,6 +35,8 @@ import resource
 import subprocess
 import sys
 import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.busy.contenders import PRIORITY
@@ -116,23 +122,34 @@ def permits_real_time() -> bool:
     return asked[0]
 
 
-def measure(chosen: Options, load: str) -> dict[str, dict[str, list[float]]]:
-    """All frames of all blocks by contender, beside one load."""
+Found = dict[str, list[float]]
+"""What was measured of one contender, by kind."""
+
+
+def measure(chosen: Options, load: str) -> Iterator[tuple[str, Found]]:
+    """The name of each contender and its frames of all blocks, beside one load, as soon as it has had its last block.
+
+    Raises:
+        ChildProcessError: A program of the load ended by itself.
+    """
     seconds, rounds = (BLOCK_S_QUICK, ROUNDS_QUICK) if chosen.quick else (BLOCK_S, ROUNDS)
     others = OPENVINO if importlib.util.find_spec("openvino") else ()
     names = [*STREAMS, *others, LIMIT, *(FLOODS if load == "four busy loops" else ()), *ROUND_TRIPS]
     if not permits_real_time():
         names = [name for name in names if BY_HAND not in name]
-    found: dict[str, dict[str, list[float]]] = {
-        name: {"frames": [], "windows": [], "low": []} for name in names
-    }
-    with beside(load):
-        for name in alternating(names, rounds):
+    found: dict[str, Found] = {name: {"frames": [], "windows": [], "low": []} for name in names}
+    turns = list(alternating(names, rounds))
+    left = Counter(turns)
+    with beside(load) as check:
+        for name in turns:
             block = run_block(name, seconds)
+            check()
             found[name]["frames"] += block["frames_ms"]
             found[name]["windows"] += block["windows_ms"]
             found[name]["low"].append(float(block["low_count"]) / seconds)  # type: ignore[arg-type]
-    return found
+            left[name] -= 1
+            if not left[name]:
+                yield name, found[name]
 
 
 def rows_of(load: str, name: str, frames: list[float], idle: list[float]) -> list[Row]:
@@ -167,7 +184,7 @@ def rows_of(load: str, name: str, frames: list[float], idle: list[float]) -> lis
     return rows
 
 
-def unprivileged_row(load: str, found: dict[str, dict[str, list[float]]]) -> Row:
+def unprivileged_row(load: str, found: dict[str, Found]) -> Row:
     """aionn without any privilege against the best contender that uses none."""
 
     def on_time(name: str) -> float:
@@ -181,7 +198,50 @@ def unprivileged_row(load: str, found: dict[str, dict[str, list[float]]]) -> Row
     return Row(name, ours, "", peer, best, ratio, ratio, ratio, goal, goal.met(ratio, ratio))
 
 
+def round_trip_row(load: str, name: str, trips: list[float], idle: list[float]) -> Row:
+    """The figure of the round trips of one contender beside one load."""
+    value, usual = quantile(trips, 0.99), quantile(idle, 0.99)
+    assert value is not None and usual is not None, "a block has hundreds of them"
+    is_bounded = "real time" in name and load == "four busy loops"
+    goal = at_most(ROUND_TRIP_RATIO_MAX) if is_bounded else None
+    ratio = value / usual
+    met = None if goal is None else goal.met(ratio, ratio)
+    return Row(f"{load}: {name}, p99", value, "ms", "idle", usual, ratio, ratio, ratio, goal, met)
+
+
+def report_loads(report: Report, chosen: Options, loads: Sequence[str]) -> None:
+    """Measures beside each load and adds the rows of each contender as soon as they are known; idle is the first of the loads."""
+    idle: dict[str, Found] = {}
+    for load in loads:
+        found: dict[str, Found] = {}
+        for name, each in measure(chosen, load):
+            found[name] = each
+            if load == "idle":
+                idle[name] = each
+            usual = name if name in idle else OURS if "real time" in name else "aionn"
+            before = idle[usual]["frames"]
+            if name in ROUND_TRIPS:
+                report.add(round_trip_row(load, name, each["frames"], before))
+                continue
+            report.add(*rows_of(load, name, each["frames"], before))
+            if "flood" in name:
+                report.add(single(f"{load}: {name}, LOW", "/s", each["low"]))
+        if load != "idle":
+            report.add(unprivileged_row(load, found))
+
+
+def chosen_loads(named: Sequence[str], *, quick: bool) -> list[str]:
+    """The loads to measure beside, idle first: those that were named, or all; a quick run without names leaves out reclaim, which
+    disturbs all programs of the machine."""
+    others = named or [load for load in LOADS if not (quick and load == "reclaim")]
+    return ["idle", *(load for load in LOADS if load in others and load != "idle")]
+
+
 def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--load", action="append", choices=list(LOADS), default=[])
+    mine, sys.argv[1:] = parser.parse_known_args()
     chosen = options(__doc__)
     report = Report(chosen)
     report.note(
@@ -189,33 +249,7 @@ def main() -> None:
         f"{'stress-ng' if has_stress_ng() else 'own programs in place of stress-ng'}"
         f"{'' if permits_real_time() else '; SCHED_RR is not permitted: its contenders are left out'}"
     )
-    idle: dict[str, dict[str, list[float]]] = {}
-    for load in LOADS:
-        if chosen.quick and load == "reclaim":
-            continue  # It disturbs all programs of the machine.
-        found = measure(chosen, load)
-        idle = idle or found
-        for name, each in found.items():
-            before = idle.get(name, idle[OURS] if "real time" in name else idle["aionn"])["frames"]
-            if name in ROUND_TRIPS:
-                value, usual = quantile(each["frames"], 0.99), quantile(before, 0.99)
-                assert value is not None and usual is not None, "a block has hundreds of them"
-                goal = (
-                    at_most(ROUND_TRIP_RATIO_MAX)
-                    if "real time" in name and load == "four busy loops"
-                    else None
-                )
-                ratio = value / usual
-                met = None if goal is None else goal.met(ratio, ratio)
-                report.add(
-                    Row(f"{load}: {name}, p99", value, "ms", "idle", usual, ratio, ratio, ratio, goal, met)
-                )
-                continue
-            report.add(*rows_of(load, name, each["frames"], before))
-            if "flood" in name:
-                report.add(single(f"{load}: {name}, LOW", "/s", each["low"]))
-        if load != "idle":
-            report.add(unprivileged_row(load, found))
+    report_loads(report, chosen, chosen_loads(mine.load, quick=chosen.quick))
 
 
 if __name__ == "__main__":

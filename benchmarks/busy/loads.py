@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 __all__ = ["LOADS", "beside", "has_stress_ng"]
@@ -63,6 +63,22 @@ while True:
 """Takes memory until the kernel looks for pages to reclaim, returns some of it, and again. If memory ends all the same, the kernel
 kills this program first."""
 
+KEEPING = """
+import ctypes, signal, subprocess, sys, time
+RESTARTS_MAX = 10_000
+libc = ctypes.CDLL(None)
+def end_with_parent():
+    libc.prctl(1, signal.SIGKILL, 0, 0, 0)
+for _ in range(RESTARTS_MAX):
+    status = subprocess.call([sys.executable, "-S", "-c", *sys.argv[1:]], preexec_fn=end_with_parent)
+    if status != -signal.SIGKILL:
+        sys.exit(f"the program of the load ended with status {status}")
+    time.sleep(0.01)
+"""
+"""Runs a program, and starts it again whenever the kernel has killed it. It holds no memory itself, so that the kernel kills the
+program and not this one. An end of the program by itself ends this one too; so do ten thousand restarts, within two minutes at the
+earliest."""
+
 VM_BYTES = 256 << 20
 """Memory of each of two workers. stress-ng is asked for 1 GiB together with more; half of that leaves room on a small machine."""
 
@@ -92,7 +108,7 @@ LOADS = {
     "idle": lambda folder: [],
     "four busy loops": lambda folder: [_python(BUSY)] * 4,
     "stress": _stress,
-    "reclaim": lambda folder: [_python(RECLAIMING)],
+    "reclaim": lambda folder: [_python(KEEPING, RECLAIMING)],
 }
 """By name, the command lines of a load; the argument is a folder for its files."""
 
@@ -107,14 +123,20 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def beside(name: str) -> Iterator[None]:
+def beside(name: str) -> Iterator[Callable[[], None]]:
     """Runs a load, in sessions of their own, and ends it.
 
-    Raises:
-        ChildProcessError: A program of the load had ended before, so that what was measured was not measured beside it.
+    Yields:
+        A function that raises ``ChildProcessError`` if a program of the load has ended, so that the last measurement was not taken
+        beside it.
     """
     with tempfile.TemporaryDirectory() as folder:
         running: list[subprocess.Popen[bytes]] = []
+
+        def check() -> None:
+            if any(process.poll() is not None for process in running):
+                raise ChildProcessError(f"a program of the load {name!r} ended by itself")
+
         try:
             for command in LOADS[name](folder):
                 running.append(
@@ -126,9 +148,7 @@ def beside(name: str) -> Iterator[None]:
                         preexec_fn=_end_with_parent,
                     )
                 )
-            yield
-            if any(process.poll() is not None for process in running):
-                raise ChildProcessError(f"a program of the load {name!r} ended by itself")
+            yield check
         finally:
             for process in running:
                 if process.poll() is None:
