@@ -69,6 +69,8 @@ class WatchdogEnd:
     def watch(self, pid: int, tid: int, name: str) -> bool:
         """Monitors a thread from now on; False if the watchdog has ended, monitors too many threads, or does not answer.
 
+        A watchdog that does not answer (it is stopped) would not put a thread back either: the connection is hung up.
+
         Args:
             pid: The thread's process.
             tid: The thread; False if another connection registered it.
@@ -82,8 +84,10 @@ class WatchdogEnd:
             until_s = time.monotonic() + ANSWER_S
             self._answer = None
             while self._answer is None or self._answer[:2] != [pid, tid]:
-                left_s = until_s - time.monotonic()
-                if left_s <= 0 or not poll.poll(1e3 * left_s) or not self._receive():
+                if not poll.poll(1e3 * max(0.0, until_s - time.monotonic())):
+                    self.hang_up()
+                    return False
+                if not self._receive():
                     return False
             return self._answer[2] == 1
 

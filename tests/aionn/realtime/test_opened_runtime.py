@@ -550,7 +550,7 @@ asyncio.run(main())
     assert found == {
         "was": True,
         "now": False,
-        "permission": "the watchdog over real-time threads has ended, so no thread runs under SCHED_RR",
+        "permission": "the watchdog over real-time threads has ended or does not answer, so no thread runs under SCHED_RR",
         "outputs": 1,
         "states": ["refused"],
         "loop": 0,

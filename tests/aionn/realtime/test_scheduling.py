@@ -181,7 +181,7 @@ low = threading.Thread(target=done.wait)
 low.start()
 """
     found = run_child(OPEN + start + code)
-    why = "the watchdog over real-time threads has ended, so no thread runs under SCHED_RR"
+    why = "the watchdog over real-time threads has ended or does not answer, so no thread runs under SCHED_RR"
     assert found["policies"] == [2, 0] and not found["is_realtime"] and found["sentence"] == why
     assert found["rows"] == {"test": ["refused", why], "low": ["ordinary", ""]}
     assert not found["raised"] and found["later"] == ["refused", "SCHED_OTHER"]
@@ -216,6 +216,36 @@ say(policy=os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, state=row.state, 
     found = run_child(OPEN + code, arguments=[way])
     assert (found["policy"], found["state"], found["left"]) == (0, "refused", [])
     assert found.get("changed") is not True
+
+
+@as_root
+def test_watchdog_that_does_not_answer_costs_one_second_once_and_real_time() -> None:
+    code = """
+import signal
+from aionn.realtime import watchdog
+watchdog.END_S = 0.1  # Before it is killed.
+scheduling = Scheduling.open(Mode.REQUIRED)
+scheduling.acquire(HIGH, "test")
+done = threading.Event()
+others = [threading.Thread(target=done.wait) for _ in range(8)]
+for other in others:
+    other.start()
+os.kill(scheduling._end.pid, signal.SIGSTOP)
+states = [scheduling.acquire(HIGH, "other", other.native_id).state for other in others[:1]]
+scheduling._waiting.join()
+sent = []
+scheduling._end._send = lambda message: sent.append(message) or True
+states += [scheduling.acquire(HIGH, "other", other.native_id).state for other in others[1:]]
+say(policy=os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, states=states, is_realtime=scheduling.is_realtime, asked=len(sent))
+done.set()
+scheduling.close()
+"""
+    assert run_child(OPEN + code) == {
+        "policy": 0,
+        "states": ["refused"] * 8,
+        "is_realtime": False,
+        "asked": 0,
+    }
 
 
 @as_root
