@@ -7,7 +7,7 @@ import, in a finaliser, in the event loop's own code, at the interpreter's end.
 Invariants:
 1. Outside of ``run`` there is nothing to clean up: the process ends immediately.
 2. Inside, the first signal cancels the task that runs, which cleans up; the second ends the process immediately. Driver processes
-   notice that by their sockets and end by themselves.
+   notice that by their sockets and end by themselves; the processes beside a server are killed.
 3. The first signal within ``ends_early`` or ``is_polled`` ends that block alone, so that the command reports its results so far; it
    does not change the report of a block that has ended. The exit code is that of the signal in both cases.
 4. A signal that is ignored when the process starts, as in a shell's background job, stays ignored.
@@ -25,6 +25,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
+from aionn.cli.serving.children import kill_all
 from aionn.reports.lines import write_if_taken
 
 __all__ = ["INTERRUPTED", "TERMINATED", "end_at_once", "ends_early", "guard", "is_ending", "is_polled", "run"]
@@ -63,6 +64,7 @@ def end_at_once() -> NoReturn:
         write_if_taken(1, _SHOW_CURSOR)
     is_terminated = _received == signal.SIGTERM
     write_if_taken(2, b"aionn: terminated\n" if is_terminated else b"aionn: interrupted\n")
+    kill_all()
     os._exit(TERMINATED if is_terminated else INTERRUPTED)
 
 

@@ -69,7 +69,9 @@ class Lent(msgspec.Struct, frozen=True):
     offer: Offer | None = None
 
 
-WATCHDOG_ENDED = "the watchdog over real-time threads has ended or does not answer, so no thread runs under SCHED_RR"
+WATCHDOG_ENDED = (
+    "the watchdog over real-time threads has ended or does not answer, so no thread runs under SCHED_RR"
+)
 
 _logger = logging.getLogger("aionn.manager")
 

@@ -23,6 +23,7 @@ from aionn.cli import interrupts
 from aionn.cli.driver_module import find_driver_module
 from aionn.cli.numbers import numbers
 from aionn.cli.realtime import RealtimeOption
+from aionn.cli.serving.children import kill_all
 from aionn.cli.serving.door import DoorProcess, door_of, serving_door
 from aionn.cli.serving.network import Network, network_of, serving_network, socket_of
 from aionn.drivers import registry
@@ -263,7 +264,8 @@ class _Places(NamedTuple):
     page: str | None
 
     def end_process(self, state: DrainState) -> NoReturn:
-        """Ends the process without closing anything; a folder of this command's own is removed."""
+        """Ends the process without closing anything: a folder of this command's own is removed, processes beside it are killed."""
+        kill_all()
         if self.is_private:
             shutil.rmtree(self.path.parent, ignore_errors=True)
         os._exit(EXIT_STATUS[state])

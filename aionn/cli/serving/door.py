@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from aionn.cli.serving.children import ends_with_server
 from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.fleet.addresses import parse_listen
 from aionn.observability.access import is_loopback
@@ -116,14 +117,15 @@ async def serving_door(settings: DoorSettings | None, path: Path) -> AsyncIterat
         return
     given = msgspec.json.encode(msgspec.structs.replace(settings, socket=os.fspath(path))).decode()
     process = await anyio.to_thread.run_sync(_popen, python_command("aionn.oip.process", given))
-    try:
-        door = DoorProcess(process, settings, await _started(process))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(door.watch)
-            yield door
-            tasks.cancel_scope.cancel()
-    finally:
-        await finish(anyio.to_thread.run_sync(_end, process, END_S_MAX))
+    with ends_with_server(process):
+        try:
+            door = DoorProcess(process, settings, await _started(process))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(door.watch)
+                yield door
+                tasks.cancel_scope.cancel()
+        finally:
+            await finish(anyio.to_thread.run_sync(_end, process, END_S_MAX))
 
 
 def _popen(command: list[str]) -> subprocess.Popen[bytes]:

@@ -8,12 +8,13 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
 import msgspec
 
+from aionn.cli.serving.children import ends_with_server
 from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.fleet.addresses import ListenAddress, parse_listen
 from aionn.fleet.node.process import NodeSettings, check_open_to, listening, running
@@ -88,10 +89,11 @@ async def serving_network(network: Network | None, path: Path) -> AsyncIterator[
     if network is None:
         yield ""
         return
-    with listening(network.address) as listener:
+    with ExitStack() as until_its_end, listening(network.address) as listener:
         host, port = listener.getsockname()[:2]
         settings = msgspec.structs.replace(network.settings, socket=os.fspath(path))
         async with running(listener, settings) as process, anyio.create_task_group() as tasks:
+            until_its_end.enter_context(ends_with_server(process))
             tasks.start_soon(_watch, process)
             scheme = "tls://" if settings.certificate else ""
             yield f"{scheme}{f'[{host}]' if ':' in host else host}:{port}"

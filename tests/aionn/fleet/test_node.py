@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,21 @@ async def test_drain_answers_what_was_accepted_and_ends_all_processes() -> None:
         with pytest.raises((DeadObject, DeviceUnavailable)):
             await prepared.execute_synchronously(Sum().request)
         await device.aclose()
+
+
+@pytest.mark.slow
+def test_server_that_is_ended_by_force_leaves_no_process_that_is_stopped() -> None:
+    with serving() as served:
+        node_pid = served.node_pid
+        os.kill(node_pid, signal.SIGSTOP)
+        end_s = time.monotonic() + START_S_MAX
+        while served.process.poll() is None:  # The first signal has to be handled before the second is sent.
+            served.process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            assert time.monotonic() < end_s
+        while Path(f"/proc/{node_pid}/exe").exists():
+            time.sleep(0.01)
+            assert time.monotonic() < end_s
 
 
 @pytest.mark.slow
