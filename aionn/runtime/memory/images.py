@@ -31,7 +31,7 @@ from aionn.hal import (
     whole_number,
 )
 from aionn.runtime.memory.arguments import Binding, TensorSpec, check_unmasked
-from aionn.runtime.memory.mapped import MappedMemory
+from aionn.runtime.memory.mapped import MappedMemory, given_memory
 
 __all__ = ["ImageMemory", "check_array", "check_like", "fitted"]
 
@@ -171,7 +171,7 @@ class ImageMemory(MappedMemory):
         Raises:
             InvalidArgument: The descriptor cannot be used so, or the image does not fit into it.
         """
-        return cls(Memory.from_fd(fd, kind=MemoryKind.HARDWARE_BUFFER, image=description, writable=writable))
+        return cls(given_memory(fd, MemoryKind.HARDWARE_BUFFER, writable=writable, image=description))
 
     async def write(self, values: Array) -> None:
         """Copies values in.

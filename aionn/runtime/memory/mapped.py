@@ -14,12 +14,31 @@ from typing import Any, Self
 
 import numpy.typing as npt
 
-from aionn.hal import Memory
+from aionn.errors import GeneralFailure, InvalidArgument
+from aionn.hal import HardwareBufferDesc, Memory, MemoryKind
 from aionn.platform.process_bound import InThisProcess
 
-__all__ = ["MappedMemory"]
+__all__ = ["MappedMemory", "given_memory"]
 
 Array = npt.NDArray[Any]
+
+
+def given_memory(
+    fd: int, kind: MemoryKind, *, writable: bool, image: HardwareBufferDesc | None = None
+) -> Memory:
+    """The memory of a descriptor that the application gives.
+
+    Raises:
+        InvalidArgument: It cannot be used so: for the application a descriptor that the kernel does not map is a wrong argument.
+        ResourceExhausted: No descriptor or no address space is left.
+    """
+    try:
+        return Memory.from_fd(fd, kind=kind, writable=writable, image=image)
+    except GeneralFailure as e:
+        remedy = (
+            "; one that is read-only, or sealed against writing, needs writable=False" if writable else ""
+        )
+        raise InvalidArgument(f"{e}{remedy}") from e
 
 
 class MappedMemory(InThisProcess):

@@ -36,7 +36,7 @@ from aionn.hal import (
 from aionn.platform.process_bound import InThisProcess
 from aionn.runtime.memory.arguments import Binding, TensorSpec
 from aionn.runtime.memory.images import ImageMemory, check_array, check_like, fitted
-from aionn.runtime.memory.mapped import MappedMemory
+from aionn.runtime.memory.mapped import MappedMemory, given_memory
 
 if TYPE_CHECKING:  # The plan imports this package first, for its request memory.
     from aionn.runtime.placement.plan import Plan
@@ -130,7 +130,7 @@ class SharedMemory(MappedMemory):
             InvalidArgument: The descriptor cannot be used so, or the values do not fit into it.
         """
         kind = MemoryKind.MMAP_FD if is_file else MemoryKind.ASHMEM
-        memory = Memory.from_fd(fd, kind=kind, writable=writable)
+        memory = given_memory(fd, kind, writable=writable)
         try:
             return cls(memory, dtype, shape, offset)
         except BaseException:

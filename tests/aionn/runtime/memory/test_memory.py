@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +17,17 @@ import aionn
 from aionn.conformance import cts
 from aionn.drivers.kit.memories import DeviceBuffer
 from aionn.drivers.reference import ReferenceDevice
-from aionn.hal import BufferRole, Operand, OperandLifeTime, OperandType, Operation, OperationType, Subgraph
+from aionn.hal import (
+    BufferRole,
+    HardwareBufferDesc,
+    HardwareBufferFormat,
+    Operand,
+    OperandLifeTime,
+    OperandType,
+    Operation,
+    OperationType,
+    Subgraph,
+)
 from aionn.models.builder import GraphBuilder
 from aionn.runtime.memory.own import copy
 from aionn.service.client.prepared import RemoteBuffer
@@ -92,6 +103,37 @@ async def test_read_only_memory_takes_no_output(net: aionn.Compilation, tmp_path
         os.close(fd)
     with memory, pytest.raises(aionn.InvalidArgument, match="read-only"):
         await net.execute([X], outputs=[memory])
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_descriptor_that_permits_no_writing_is_a_wrong_argument(is_sealed: bool) -> None:
+    fd = os.memfd_create("test", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, 4096)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        if is_sealed:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        else:
+            fd, writable = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC), fd
+            os.close(writable)
+        with pytest.raises(aionn.InvalidArgument, match="needs writable=False"):
+            aionn.SharedMemory.from_fd(fd, (3,), np.float32)
+        with pytest.raises(aionn.InvalidArgument, match="needs writable=False"):
+            aionn.ImageMemory.from_fd(fd, HardwareBufferDesc(2, 2, 1, HardwareBufferFormat.R8G8B8A8_UNORM))
+        aionn.SharedMemory.from_fd(fd, (3,), np.float32, writable=False).close()
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_PATH])
+@pytest.mark.parametrize("writable", [True, False])
+def test_folder_is_a_wrong_argument(flags: int, writable: bool, tmp_path: Path) -> None:
+    fd = os.open(tmp_path, flags | os.O_CLOEXEC)
+    try:
+        with pytest.raises(aionn.InvalidArgument):
+            aionn.SharedMemory.from_fd(fd, (3,), np.int8, is_file=True, writable=writable)
+    finally:
+        os.close(fd)
 
 
 async def test_wrong_list_of_outputs_is_refused(net: aionn.Compilation) -> None:
