@@ -123,7 +123,7 @@ def permits_real_time() -> bool:
 
 
 Found = dict[str, list[float]]
-"""What was measured of one contender, by kind."""
+"""The measurements of one contender, by kind."""
 
 
 def measure(chosen: Options, load: str) -> Iterator[tuple[str, Found]]:
