@@ -7,7 +7,7 @@ import, in a finaliser, in the event loop's own code, at the interpreter's end.
 Invariants:
 1. Outside of ``run`` there is nothing to clean up: the process ends immediately.
 2. Inside, the first signal cancels the task that runs, which cleans up; the second ends the process immediately. Driver processes
-   notice that by their sockets and end by themselves; the processes beside a server are killed.
+   and the processes beside a server are killed: one that hangs, or is stopped, would not notice the end of this one.
 3. The first signal within ``ends_early`` or ``is_polled`` ends that block alone, so that the command reports its results so far; it
    does not change the report of a block that has ended. The exit code is that of the signal in both cases.
 4. A signal that is ignored when the process starts, as in a shell's background job, stays ignored.
@@ -65,6 +65,10 @@ def end_at_once() -> NoReturn:
     is_terminated = _received == signal.SIGTERM
     write_if_taken(2, b"aionn: terminated\n" if is_terminated else b"aionn: interrupted\n")
     kill_all()
+    # Not imported here: a command without devices has none of them, and the signal may come in the middle of that import.
+    kill_drivers = getattr(sys.modules.get("aionn.service.client.supervisor"), "kill_all", None)
+    if kill_drivers is not None:
+        kill_drivers()
     os._exit(TERMINATED if is_terminated else INTERRUPTED)
 
 

@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 from contextlib import ExitStack
+from weakref import WeakSet
 
 import anyio
 import anyio.lowlevel
@@ -37,7 +38,7 @@ from aionn.realtime import Scheduling
 from aionn.service.client.standard_error import StandardError
 from aionn.service.entry import READY, SPARE_ARGUMENT
 
-__all__ = ["DriverProcess", "StartConditions"]
+__all__ = ["DriverProcess", "StartConditions", "kill_all"]
 
 END_S_MAX = 2.0
 """Limit of the time until a process ends once its client has closed the socket; the host itself ends within half a second."""
@@ -73,6 +74,20 @@ another, and the process grows for hours.
 """
 
 
+_started: WeakSet[DriverProcess] = WeakSet()
+"""The processes that were started and not dropped, for ``kill_all``."""
+
+
+def kill_all() -> None:
+    """Ends all driver processes of this process, and the processes that they have started, without waiting.
+
+    For a program that ends without closing anything, also in a signal handler: a process that hangs or is stopped does not notice
+    that its client has ended, and would stay.
+    """
+    for process in list(_started):
+        process.end_now()
+
+
 class DriverProcess:
     """One driver process.
 
@@ -94,6 +109,7 @@ class DriverProcess:
         self._logged = anyio.Event()
         self._logged.set()  # until log_output begins
         self._standard_error = StandardError(name, process.pid, now_s=anyio.current_time())
+        _started.add(self)
 
     @classmethod
     async def start(
@@ -248,6 +264,11 @@ class DriverProcess:
         """
         if self._process.returncode is None and self._is_ours():
             self._kill()
+
+    def end_now(self) -> None:
+        """As ``kill``, for the processes that it has started as well."""
+        if self._process.returncode is None and self._is_ours():
+            self._end_group()
 
     def _is_ours(self) -> bool:
         """Whether this process started it: a forked child has copies of the descriptors, and nothing else of it."""

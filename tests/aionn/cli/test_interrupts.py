@@ -264,3 +264,20 @@ def test_soak_ends_in_order(example_data: Path) -> None:
     report = json.loads(ended.stdout)
     assert report["success"] and report["seconds"] < 60 and report["counts"]["right"] > 0
     assert not report["is_growth_judged"]
+
+
+@pytest.mark.parametrize("is_imported", [True, False])
+def test_end_at_once_kills_driver_processes(is_imported: bool) -> None:
+    """One that hangs would not notice the end of its client. A signal may come while the module of driver processes is imported."""
+    code = """
+import sys, types
+from aionn.cli import interrupts
+supervisor = sys.modules["aionn.service.client.supervisor"] = types.ModuleType("supervisor")
+if sys.argv[1] == "True":
+    supervisor.kill_all = lambda: print("killed", flush=True)
+interrupts.end_at_once()
+"""
+    command = [sys.executable, "-c", code, str(is_imported)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (130, "killed\n" if is_imported else "")
+    assert ended.stderr == "aionn: interrupted\n"

@@ -25,7 +25,7 @@ from aionn.errors import ErrorStatus
 from aionn.observability.tracing import start_tracing, stop_tracing
 from aionn.runtime.background import Background
 from aionn.service.client.device import RemoteDevice
-from aionn.service.client.supervisor import DriverProcess
+from aionn.service.client.supervisor import DriverProcess, kill_all
 from aionn.service.entry import main
 from aionn.service.wire.protocol import PROTOCOL_VERSION, Call, Failed, Hello, Reply, decode, encode
 
@@ -55,6 +55,18 @@ def digits(example_data: Path) -> Path:
 @pytest.fixture
 def silence() -> np.ndarray:
     return np.full((1, 49, 40, 1), np.log(1e-6), dtype=np.float32)
+
+
+async def test_program_that_ends_without_closing_kills_a_process_that_is_stopped() -> None:
+    process = await DriverProcess.start("reference", "reference")
+    stop(process.pid)
+    kill_all()
+    with anyio.fail_after(NOTICED_S_MAX):
+        assert await process.wait() == -signal.SIGKILL
+    kill_all()  # Not one that has ended.
+    process.socket.close()
+    await process.aclose()
+    kill_all()
 
 
 @pytest.mark.parametrize(
