@@ -28,7 +28,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as states
 
 from aionn.drivers.kit.arguments import Array, address_of, engine_memory
 from aionn.drivers.kit.caching import KeptFile
-from aionn.drivers.kit.engines.support import Unsupported, is_out_of_memory, short_text
+from aionn.drivers.kit.engines.support import Unsupported, is_exhausted, short_text
 from aionn.drivers.kit.onnx.device import Compiled, OnnxSlot
 from aionn.drivers.kit.onnx.lowered import Lowered
 from aionn.drivers.kit.threads.classes import engine_call
@@ -129,6 +129,7 @@ class Loading:
 
         Raises:
             DeviceUnavailable: The provider is not there, or did not take the model.
+            ResourceExhausted: There is no memory left.
             Unsupported: ONNX Runtime rejects the model.
         """
         name = self.provider.name
@@ -148,6 +149,8 @@ class Loading:
             )
             session.disable_fallback()
         except _FAILURES as e:
+            if is_exhausted(e):
+                raise _error_of(e, "prepare_model") from e
             raise Unsupported(f"ONNX Runtime rejects it: {short_text(e)}") from e
         got = session.get_providers()
         if got[0] != name:
@@ -343,13 +346,13 @@ class Slot(OnnxSlot):
         return binding
 
 
-def _error_of(error: BaseException) -> Error:
-    """The error for a failed run."""
+def _error_of(error: BaseException, where: str = "execution") -> Error:
+    """The error for a failed run, or for another call that failed for want of memory."""
     text = f"ONNX Runtime: {short_text(error)}"
     if isinstance(error, states.InvalidArgument) or "out of data bounds" in text:
         return InvalidArgument(f"execution: {text}")
     if isinstance(error, states.EPFail):
         return DeviceUnavailable(f"execution: {text}")
-    if is_out_of_memory(error):
-        return ResourceExhausted(f"execution: {text}")
+    if is_exhausted(error):
+        return ResourceExhausted(f"{where}: {text}")
     return GeneralFailure(f"execution: {text}")

@@ -28,7 +28,7 @@ from typing import Any, cast
 import numpy as np
 
 from aionn.drivers.kit.arguments import Array, address_of, engine_memory
-from aionn.drivers.kit.engines.support import Unsupported, is_out_of_memory, short_text
+from aionn.drivers.kit.engines.support import Unsupported, is_exhausted, short_text
 from aionn.drivers.kit.onnx.device import Compiled, OnnxSlot
 from aionn.drivers.kit.onnx.lowered import Lowered
 from aionn.drivers.kit.threads.classes import engine_call
@@ -142,14 +142,14 @@ def describe(device: str) -> Description:
 def _failure(where: str, error: BaseException) -> Error:
     """The error for a failure of OpenVINO while it computes or loads."""
     _logger.warning("%s: OpenVINO: %s", where, short_text(error))
-    if is_out_of_memory(error):
-        return ResourceExhausted(f"{where}: OpenVINO has no memory left")
+    if is_exhausted(error):
+        return ResourceExhausted(f"{where}: OpenVINO has no memory or no thread left")
     return GeneralFailure(f"{where}: OpenVINO failed; the log has its message")
 
 
 def _rejected(error: BaseException) -> Unsupported | Error:
     """The exception for a model that OpenVINO does not read, compile or import."""
-    if is_out_of_memory(error):
+    if is_exhausted(error):
         return _failure("prepare_model", error)
     _logger.debug("OpenVINO rejects a model: %s", error)
     return Unsupported(f"OpenVINO rejects it: {short_text(error)}")
@@ -192,7 +192,7 @@ def _compiled(file: bytes, device: str, properties: Mapping[str, str]) -> Any:
     try:
         return _core().compile_model(_read(file), device, dict(properties))
     except _FAILURES as e:
-        if device != "CPU" or is_out_of_memory(e):
+        if device != "CPU" or is_exhausted(e):
             raise _rejected(e) from e
         _logger.debug("OpenVINO fails to compile with its passes for 8 bits: %s", short_text(e))
     try:

@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from aionn.hal import Model
 from aionn.hal.slicing import cut_model, read_from_outside
 
-__all__ = ["Unsupported", "is_out_of_memory", "part_of", "short_text", "single_operation_model"]
+__all__ = ["Unsupported", "is_exhausted", "part_of", "short_text", "single_operation_model"]
 
 _TEXT_MAX = 300
 """Characters of an engine's message that an error quotes: its first sentences, before a trace of its own."""
 
-_NO_MEMORY = re.compile(
+_EXHAUSTED = re.compile(
     r"bad_alloc|(?<!-)\ballocate\b|OUT_OF_(HOST_MEMORY|DEVICE_MEMORY|RESOURCES)|OBJECT_ALLOCATION_FAILURE|max size of memory"
+    r"|Resource temporarily unavailable"
 )
-"""Parts of engines' messages where the memory was exhausted: "failed to allocate", and not "the pre-allocated output"; the names of
-OpenCL's and Level Zero's errors; and "[GPU] Exceeded max size of memory object allocation"."""
+"""Parts of engines' messages where memory or threads were exhausted: "failed to allocate", and not "the pre-allocated output"; the names of
+OpenCL's and Level Zero's errors; "[GPU] Exceeded max size of memory object allocation"; and the C library's text where it cannot start a
+thread."""
 
 
 class Unsupported(Exception):
@@ -44,6 +46,6 @@ def short_text(error: BaseException) -> str:
     return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "..."
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an engine's exception reports that there is no memory left."""
-    return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
+def is_exhausted(error: BaseException) -> bool:
+    """Whether an engine's exception reports that there is no memory, or no thread, left."""
+    return isinstance(error, MemoryError) or _EXHAUSTED.search(str(error)) is not None

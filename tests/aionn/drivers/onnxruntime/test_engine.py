@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from aionn.drivers.kit.arguments import OutputArea
-from aionn.errors import Error
+from aionn.errors import Error, ResourceExhausted
 from aionn.hal import Memory, Model, Operand, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.models.onnx.encoding import DATA_TYPES, encode_model, node, tensor
@@ -24,8 +24,9 @@ pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 import onnxruntime as ort
 
 from aionn.drivers.kit.engines.bound import BOUND_MAX
+from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.onnx.lowering import lower
-from aionn.drivers.onnxruntime.engine import Form, Loading, Slot, compile_session
+from aionn.drivers.onnxruntime.engine import Form, Loading, Slot, check, compile_session
 from aionn.drivers.onnxruntime.providers import provider_named
 
 Array = npt.NDArray[Any]
@@ -267,6 +268,28 @@ def test_axes_of_extent_1_need_no_transposition() -> None:
     shape = graph.constant(np.array([1, 4], np.int32))
     found = nodes_of(graph.build([graph.result(OperationType.RESHAPE, [mean, shape], x, (1, 4))]))
     assert found["Transpose"] == 1, "that of the input alone"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Exception during initialization: std::bad_alloc", ResourceExhausted),
+        ("[ONNXRuntimeError] : 10 : INVALID_GRAPH : This is an invalid model.", Unsupported),
+    ],
+    ids=["memory", "model"],
+)  # fmt: skip
+def test_session_for_which_there_is_no_memory_makes_no_model_unsupported(
+    monkeypatch: pytest.MonkeyPatch, text: str, expected: type[Exception]
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(ort, "InferenceSession", fail)
+    lowered, provider = lower(sines()), provider_named("ort-cpu")
+    with pytest.raises(expected):
+        check(lowered, provider)
+    with pytest.raises(expected):
+        compile_session(lowered, Loading(provider, 1))
 
 
 def test_messages_of_onnx_runtime_are_records(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from tests.aionn.models.onnx.building import file, info
 
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
-from aionn.drivers.kit.engines.support import is_out_of_memory
+from aionn.drivers.kit.engines.support import is_exhausted
 from aionn.drivers.onnxruntime.driver import OrtDevice
 from aionn.drivers.onnxruntime.gaps import gap_of
 
@@ -184,9 +184,10 @@ async def test_padding_that_is_supported_has_the_shape_of_onnx(op_type: str, aut
         ("std::bad_alloc", True),
         ("[GPU] Exceeded max size of memory object allocation: requested 4831838208 bytes", True),
         ("L0 zeMemAllocHost result: ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY, code 0x70000002", True),
+        ("src/inference/src/dev/plugin.cpp:54: Resource temporarily unavailable", True),
         ("the pre-allocated shapes must match; either supply unallocated output OrtValues", False),
         ("do not pre-allocate outputs of a model with dynamic shapes", False),
     ],
 )
-def test_only_exhausted_memory_is_a_shortage(text: str, is_shortage: bool) -> None:
-    assert is_out_of_memory(RuntimeError(text)) == is_shortage
+def test_only_exhausted_memory_and_threads_are_a_shortage(text: str, is_shortage: bool) -> None:
+    assert is_exhausted(RuntimeError(text)) == is_shortage

@@ -39,6 +39,7 @@ SHORTAGES = [
     RuntimeError("[GPU] clEnqueueNDRangeKernel, error: CL_MEM_OBJECT_ALLOCATION_FAILURE"),
     RuntimeError("L0 zeMemAllocHost result: ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY, code 0x70000003"),
     MemoryError("std::bad_alloc"),
+    RuntimeError("Exception from src/inference/src/dev/plugin.cpp:54: Resource temporarily unavailable"),
 ]
 
 
@@ -82,12 +83,12 @@ def sines() -> Model:
 
 @pytest.mark.parametrize("error", SHORTAGES, ids=lambda error: str(error)[:24])
 @pytest.mark.parametrize("call", ["read_model", "query_model", "compile_model", "create_infer_request"])
-async def test_model_for_which_there_is_no_memory_is_no_unsupported_one(
+async def test_model_for_which_there_is_no_memory_or_thread_is_no_unsupported_one(
     failing: Any, monkeypatch: pytest.MonkeyPatch, call: str, error: Exception
 ) -> None:
     async with OpenvinoDevice() as device:
         failing(call, error)
-        with pytest.raises(ResourceExhausted, match="OpenVINO has no memory left"):
+        with pytest.raises(ResourceExhausted, match="OpenVINO has no memory or no thread left"):
             await device.prepare_model(sines())
         monkeypatch.undo()
         await (await device.prepare_model(sines())).aclose()

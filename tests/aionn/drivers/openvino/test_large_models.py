@@ -140,7 +140,7 @@ async def test_memory_that_is_exhausted_is_reported(monkeypatch: pytest.MonkeyPa
     model, _ = large()
     async with OpenvinoDevice() as device:
         monkeypatch.setattr(memory_files, "write_all", fail)
-        with pytest.raises(ResourceExhausted, match="OpenVINO has no memory left"):
+        with pytest.raises(ResourceExhausted, match="OpenVINO has no memory or no thread left"):
             await device.prepare_model(model)
         monkeypatch.undo()
         await (await device.prepare_model(model)).aclose()
@@ -155,5 +155,5 @@ def test_export_that_had_no_memory_is_not_used(monkeypatch: pytest.MonkeyPatch) 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(memory_files, "write_all", fail)
-    with pytest.raises(ResourceExhausted, match="OpenVINO has no memory left"):
+    with pytest.raises(ResourceExhausted, match="OpenVINO has no memory or no thread left"):
         engine._exported(compiled)
