@@ -72,6 +72,13 @@ def test_array_for_an_input_whose_declared_type_numpy_lacks() -> None:
         check_inputs([spec], [np.zeros(2, np.int16)])
 
 
+def test_array_for_an_input_whose_declared_type_a_package_has_added_to_numpy() -> None:
+    pytest.importorskip(
+        "ml_dtypes"
+    )  # Its import gives numpy a type by the name bfloat16, which numpy has no attribute for.
+    test_array_for_an_input_whose_declared_type_numpy_lacks()
+
+
 def test_array_for_an_input_of_truth_values(monkeypatch: pytest.MonkeyPatch) -> None:
     without_bool = {name: value for name, value in vars(np).items() if name != "bool"}  # As numpy 1.26 is.
     monkeypatch.setattr("aionn.runtime.memory.remedies.np", SimpleNamespace(**without_bool))

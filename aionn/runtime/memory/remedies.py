@@ -54,9 +54,10 @@ def remedy_for_input(
             return "; aionn.image_writer makes the function that writes a picture into it"
         if is_quantised and value.dtype.kind == "f":
             return "; aionn.value_writer makes the function that writes real values into it"
-        name = next(name for name in types if name in np.sctypeDict)  # numpy alone lacks bfloat16.
-        # By the class: numpy.bool exists from numpy 2 on, numpy.bool_ before it.
-        return f"; types are not converted, write array.astype(numpy.{np.dtype(name).type.__name__})"
+        # By the class: numpy.bool exists from numpy 2 on, numpy.bool_ before it. numpy lacks bfloat16, which packages add.
+        classes = (np.sctypeDict[name] for name in types if name in np.sctypeDict)
+        chosen = next(one for one in classes if one.__module__ == "numpy")
+        return f"; types are not converted, write array.astype(numpy.{chosen.__name__})"
     return _remedy_for_shape(value, dimensions)
 
 

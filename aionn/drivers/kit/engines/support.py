@@ -19,9 +19,9 @@ _EXHAUSTED = re.compile(
     r"bad_alloc|(?<!-)\ballocate\b|OUT_OF_(HOST_MEMORY|DEVICE_MEMORY|RESOURCES)|OBJECT_ALLOCATION_FAILURE|max size of memory"
     r"|Resource temporarily unavailable"
 )
-"""Parts of engines' messages where memory or threads were exhausted: "failed to allocate", and not "the pre-allocated output"; the names of
-OpenCL's and Level Zero's errors; "[GPU] Exceeded max size of memory object allocation"; and the C library's text where it cannot start a
-thread."""
+"""Parts of engines' messages where memory or threads were exhausted: "failed to allocate", and not "the pre-allocated output"; the
+names of OpenCL's and Level Zero's errors; "[GPU] Exceeded max size of memory object allocation"; and the C library's text where it
+cannot start a thread."""
 
 
 class Unsupported(Exception):
