@@ -79,6 +79,10 @@ step on where the batch is larger than 1."""
 _FUSED_NOT_EXPORTED = frozenset(("RoPE",))
 """Operations that OpenVINO makes of several and exports wrongly: half of the result of a rotary embedding is noise."""
 
+_DIVIDES = "nonconvertable_divide_0"
+"""OpenVINO's mark of a Divide that stays one. Others are made products with the reciprocal, which is rounded by itself: a number divided
+by itself is less than 1 then (41 is the first), and its floor 0."""
+
 BRIEF_NS = 500_000
 """An execution that takes less ends about as soon as it could be stopped: a layer of a large network takes as long, and so does the
 way of a cancellation to another thread on a machine that is busy."""
@@ -158,12 +162,17 @@ def _rejected(error: BaseException) -> Unsupported | Error:
 def _read(file: bytes) -> Any:
     try:
         if len(file) < LARGE_BYTES:
-            return _core().read_model(file, b"")
-        with MemoryFile() as copy:
-            copy.write(file)
-            return _core().read_model(copy.path)
+            model = _core().read_model(file, b"")
+        else:
+            with MemoryFile() as copy:
+                copy.write(file)
+                model = _core().read_model(copy.path)
+        for operation in model.get_ops():
+            if operation.get_type_name() == "Divide":
+                operation.get_rt_info()[_DIVIDES] = ""
     except _FAILURES as e:
         raise _rejected(e) from e
+    return model
 
 
 def rejected_operations(lowered: Lowered, device: str, properties: Mapping[str, str]) -> frozenset[int]:

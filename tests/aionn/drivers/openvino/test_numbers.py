@@ -1,13 +1,18 @@
-"""Numbers that `openvino-cpu` computes as the HAL has them, where OpenVINO's kernels do not: large integers, and products."""
+"""Numbers that `openvino-cpu` computes as the HAL has them, where OpenVINO's kernels do not: large integers, products, and
+quotients.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 
+from aionn.conformance.requests import request_for
 from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.openvino.driver import OpenvinoDevice
-from aionn.hal import Model, OperandType, OperationType
+from aionn.hal import Model, OperandType, OperationType, Priority
 from aionn.models.builder import GraphBuilder
 from aionn.models.onnx import load_onnx
 from aionn.models.onnx.encoding import node
@@ -159,3 +164,30 @@ def test_operators_of_the_extension_that_only_move_integers_are_supported(reduct
     constants = {"places": np.array([[1], [3]]), "new": np.ones((2, 5), np.int32)}
     model = load_onnx(file([scattered], [info("x", np.ones((4, 5), np.int32))], ["y"], constants)).model
     assert all(OpenvinoDevice().supports(model)) == (reduction == "none")
+
+
+@pytest.mark.parametrize("is_constant", [False, True])
+async def test_quotients_are_rounded_once_in_every_slot_and_from_the_cache(is_constant: bool) -> None:
+    # OpenVINO 2026.4 would multiply by the rounded reciprocal: 41 / 41 is less than 1 then, and its floor 0.
+    numbers = np.arange(1, 81, dtype=np.float32)
+    dividends, divisors = np.repeat(numbers, 80), np.tile(numbers, 80)
+    if not is_constant:  # OpenVINO makes such constants 0.
+        divisors[:3], dividends[:3] = 1e-40, (0.0, 1e-40, -1e-40)
+    graph = GraphBuilder()
+    x = graph.input(FLOAT, dividends.shape)
+    y = graph.constant(divisors) if is_constant else graph.input(FLOAT, divisors.shape)
+    quotient = graph.result(OperationType.DIV, [x, y, graph.constant(0)], x, dividends.shape)
+    floor = graph.result(OperationType.FLOOR, [quotient], x, dividends.shape)
+    given = [dividends, *([] if is_constant else [divisors])]
+    async with OpenvinoDevice() as device:
+        made: Any = await device.prepare_model(graph.build([quotient, floor]))
+        restored: Any = device.restore(made.cached(), priority=Priority.MEDIUM, deadline_ns=None)
+        for prepared in (made, restored):
+            area = prepared.bind(request_for(prepared.model, given))
+            for slot in prepared._idle:
+                slot.begin()
+                slot.run(area.inputs(), area.outputs)
+                got = [np.array(one.buffer.view(np.float32)) for one in area.outputs]
+                np.testing.assert_array_equal(got[0], dividends / divisors)
+                np.testing.assert_array_equal(got[1], np.floor(dividends / divisors))
+            await prepared.aclose()
