@@ -80,8 +80,8 @@ _FUSED_NOT_EXPORTED = frozenset(("RoPE",))
 """Operations that OpenVINO makes of several and exports wrongly: half of the result of a rotary embedding is noise."""
 
 _DIVIDES = "nonconvertable_divide_0"
-"""OpenVINO's mark of a Divide that stays one. Others are made products with the reciprocal, which is rounded by itself: a number divided
-by itself is less than 1 then (41 is the first), and its floor 0."""
+"""OpenVINO's mark of a Divide that stays one. Others become products with the reciprocal, which is rounded by itself: a number
+divided by itself may be less than 1 then (41 is the first), and its floor 0."""
 
 BRIEF_NS = 500_000
 """An execution that takes less ends about as soon as it could be stopped: a layer of a large network takes as long, and so does the
