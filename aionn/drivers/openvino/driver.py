@@ -67,7 +67,7 @@ figure of their own take the larger one, and energy follows time. GPUs and NPUs 
 INFO = DeviceInfo(
     name=CPU,
     type=DeviceType.CPU,
-    version="7",
+    version="8",
     feature_level=FeatureLevel.LEVEL_7,
     capabilities=measured_capabilities(FLOAT_TIME, SIGNED_TIME),
     cache_files=CacheFileCounts(1, 1),
