@@ -36,7 +36,14 @@ from aionn.scheduler.bandwidth import BandwidthServer
 from aionn.scheduler.reservations.offers import counter_offers, fitting_phase, offers_text, reason_text
 from aionn.scheduler.reservations.windows import PhasedServer
 
-__all__ = ["RESERVATIONS_MAX", "SILENCE_NS", "Ledger", "Reservation", "ReservableSlot"]
+__all__ = [
+    "RESERVATIONS_MAX",
+    "SILENCE_NS",
+    "Ledger",
+    "Reservation",
+    "ReservableSlot",
+    "terms_demand_no_more",
+]
 
 NAMES_SHOWN_MAX = 4
 """Streams that the message about a reached quota lists: a reader finds the one to end among them."""
@@ -153,6 +160,8 @@ class Ledger:
         # Kept while a slot does not change: a test lists its points once.
         self._tests: list[SlotTest | None] = [None for _ in slots]
         self._lower: list[dict[str, int]] = [{} for _ in slots]
+        self._beside: tuple[Demand, ...] = ()
+        self._more_delay_ns = 0
         self._seen_ns: dict[int, int] = {}
         self._counts = dict.fromkeys(("admitted", "refused", "released", "withdrawn", "silent"), 0)
 
@@ -388,7 +397,19 @@ class Ledger:
     def _new_test(self, slot: int, held: Sequence[Demand]) -> SlotTest:
         lower = [Piece(name, piece_ns) for name, piece_ns in self._lower[slot].items()]
         found = self._slots[slot]
-        return SlotTest(held, cap_ppm=found.cap_ppm, lower=lower, delay_ns=found.delay_ns)
+        return SlotTest(
+            (*held, *self._beside),
+            cap_ppm=found.cap_ppm,
+            lower=lower,
+            delay_ns=found.delay_ns + self._more_delay_ns,
+        )
+
+    def count_beside(self, demands: tuple[Demand, ...], delay_ns: int) -> None:
+        """Counts with other demands on each slot from now on, which are not of its streams, and with more delay; see
+        ``aionn.scheduler.reservations.event_loop``."""
+        if (demands, delay_ns) != (self._beside, self._more_delay_ns):
+            self._beside, self._more_delay_ns = demands, delay_ns
+            self._tests = [None for _ in self._slots]
 
     def _check_slots(self, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -535,12 +556,19 @@ def _shortage(verdict: Verdict) -> tuple[bool, int, int]:
 def _demands_no_more(new: Demand, old: Demand) -> bool:
     """Whether no set of streams is harmed by the new one that bears the old one, also while frames of both are in progress."""
     return (
-        new.terms.period_ns >= old.terms.period_ns
-        and new.terms.deadline_ns >= old.terms.deadline_ns
-        and new.terms.jitter_ns <= old.terms.jitter_ns
+        terms_demand_no_more(new.terms, old.terms)
         and new.cost.duration_ns <= old.cost.duration_ns
         and new.cost.piece_ns <= old.cost.piece_ns
         and _is_at_the_same_phase(new.terms, old.terms)
+    )
+
+
+def terms_demand_no_more(new: StreamTerms, old: StreamTerms) -> bool:
+    """Whether frames come no more often and no later, and have no less time; phases aside."""
+    return (
+        new.period_ns >= old.period_ns
+        and new.deadline_ns >= old.deadline_ns
+        and new.jitter_ns <= old.jitter_ns
     )
 
 

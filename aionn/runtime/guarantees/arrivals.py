@@ -14,10 +14,11 @@ from aionn.hal.callers import FrameReport
 from aionn.runtime.guarantees.granted import number_of, take_report
 from aionn.scheduler.bandwidth import BandwidthServer, Frame, Label
 from aionn.scheduler.ledger import Reservation
+from aionn.scheduler.reservations.event_loop import NO_LOOP_COST, LoopCost
 from aionn.scheduler.reservations.ways import FrameWay, cause_of_loss
 from aionn.service.client.reservations import ServedReservation
 
-__all__ = ["FrameArrival", "Held", "Measured", "described"]
+__all__ = ["FrameArrival", "Held", "Measured", "OnLoop", "described"]
 
 FOLLOWERS_MAX = 1024
 """Frames without a buffer that get the label of one whose cause is not known yet: 30 frames/s for half a minute, in which a device
@@ -31,11 +32,27 @@ class Measured(NamedTuple):
         duration_ns: The quantile of the estimates with their margin.
         timings: The number of timings.
         has_stalls: Whether the time is in it for which the machine did not run the threads.
+        loop: The processor time of the event loop's thread for an execution.
     """
 
     duration_ns: int
     timings: int
     has_stalls: bool = False
+    loop: LoopCost = NO_LOOP_COST
+
+
+class OnLoop(NamedTuple):
+    """The time of the event loop that a stream holds.
+
+    Attributes:
+        number: Its number in the ledger of the loop.
+        cost: The parts of a frame that it was admitted with.
+        measured: Those of an execution, as measured.
+    """
+
+    number: int
+    cost: LoopCost
+    measured: LoopCost
 
 
 class Held:
@@ -54,6 +71,7 @@ class Held:
         grant: The reservation in the ledger of a served device; None on other devices, and when it has ended.
         is_asking: Whether that was asked for another phase, and has not answered.
         by_others: Number of its frames that executions of other applications have blocked.
+        on_loop: What it holds of the event loop; None where that does not count.
         undecided: Frames that were lost, and whose cause is known when the served device has answered, in their order.
         is_way_late: Whether the last frame took longer to the queue of a served device than was counted with, or paid for one.
     """
@@ -69,6 +87,7 @@ class Held:
         "lost_count",
         "measured",
         "model",
+        "on_loop",
         "reservation",
         "server",
         "undecided",
@@ -81,6 +100,7 @@ class Held:
         self.server: BandwidthServer = reservation.server()
         self.in_progress = self.lost_count = self.by_others = 0
         self.lost: Label | None = None
+        self.on_loop: OnLoop | None = None
         self.end = ""
         self.grant: ServedReservation | None = None
         self.is_asking = self.is_way_late = False
@@ -271,13 +291,16 @@ def described(held: Held) -> str:
     reservation, server = held.reservation, held.server
     terms = reservation.terms
     others = f" ({held.by_others} by executions of other applications)" if held.by_others else ""
+    loop = (
+        "" if held.on_loop is None else f" and {duration_text(held.on_loop.cost.total_ns)} of the event loop"
+    )
     labels = ", ".join(
         f"{count} {label.value}{others if label is Label.BLOCKED else ''}"
         for label, count in server.counts.items()
         if count
     )
     return (
-        f'reserved on {reservation.slot_name}: stream "{terms.name}", {duration_text(reservation.cost.duration_ns)} every'
+        f'reserved on {reservation.slot_name}: stream "{terms.name}", {duration_text(reservation.cost.duration_ns)}{loop} every'
         f" {duration_text(terms.period_ns)} within {duration_text(terms.deadline_ns)}; {server.frame_count} frames"
         f"{', ' + labels if labels else ''}{'; ' + held.end if held.end else ''}"
     )

@@ -14,7 +14,17 @@ from aionn.scheduler.reservations.ways import label_at_queue
 from aionn.service.client.reservations import ServedReservation
 from aionn.service.wire.scheduling_messages import AskedTime
 
-__all__ = ["as_granted", "asked_time", "number_of", "take_report", "with_verdict"]
+__all__ = ["as_granted", "asked_time", "loop_allowance_ns", "number_of", "take_report", "with_verdict"]
+
+
+LOOP_ALLOWANCE_PART = 8
+"""On a served device, one part in so many of the deadline is for the event loop: its ledger cannot be asked again for each stream
+that the loop gets later."""
+
+
+def loop_allowance_ns(terms: StreamTerms) -> int:
+    """The time that the parts of all frames on the event loop may take from a frame of a served device."""
+    return (terms.deadline_ns - terms.width_ns) // LOOP_ALLOWANCE_PART
 
 
 def asked_time(

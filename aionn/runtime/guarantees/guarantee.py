@@ -28,12 +28,14 @@ from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.results import Result
 from aionn.runtime.executions.slot_pool import FrameBuffer
 from aionn.runtime.guarantees.arrivals import FrameArrival, Held, Measured, described
-from aionn.runtime.guarantees.measuring import TIMINGS_MIN, measure
+from aionn.runtime.guarantees.loop_time import BodyTime, LoopParts, loop_ledger, loop_ran_ns
+from aionn.runtime.guarantees.measuring import COLD_EXECUTIONS, TIMINGS_MIN, measure
 from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.runtime.guarantees.stalls import stalls_of_frames, stalls_of_loop
 from aionn.runtime.guarantees.terms import at_phase
 from aionn.scheduler.admission import SHARE_PPM, StreamTerms
 from aionn.scheduler.bandwidth import Label
+from aionn.scheduler.reservations.event_loop import NO_LOOP_COST, USUAL_LOOP_COST
 from aionn.scheduler.reservations.windows import PhasedServer
 from aionn.service.client.reservations import ServedReservation
 
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RunFrame", "StreamGuarantee", "StreamReservation"]
 
+
+PACE_S = 0.004
+"""Pause before each execution of a warm-up where the time of the event loop is measured: some 70 ms for all, and the caches lose
+what they lose between frames."""
 
 RENEWAL_FRAMES = TIMINGS_MIN
 """Frames that overran until their duration is looked at again: with fewer timings a single slow one would reserve more for good."""
@@ -68,6 +74,8 @@ class StreamReservation(msgspec.Struct, frozen=True):
         phase_ns: With ``guarantee="phased"``: the time of a capture on the monotonic clock, not before now; all others are whole
             periods away. It follows the source. None without a phase.
         tolerance_ns: The most that a capture may be before or after its time.
+        loop_before_ns: The processor time of the event loop's thread for a frame before the device; 0 where it does not count.
+        loop_after_ns: That after the device.
     """
 
     slot: str
@@ -83,6 +91,8 @@ class StreamReservation(msgspec.Struct, frozen=True):
     end: str = ""
     phase_ns: int | None = None
     tolerance_ns: int = 0
+    loop_before_ns: int = 0
+    loop_after_ns: int = 0
 
     def __str__(self) -> str:
         origin = f"0.99 quantile of {self.timings} timings" if self.timings else "declared by its driver,"
@@ -93,6 +103,8 @@ class StreamReservation(msgspec.Struct, frozen=True):
         )
         if self.phase_ns is not None:
             text += f", captures within {duration_text(self.tolerance_ns)} of their phase"
+        if loop_ns := self.loop_before_ns + self.loop_after_ns:
+            text += f", {duration_text(loop_ns)} of the event loop"
         return f"{text}; {self.end}" if self.end else text
 
 
@@ -128,6 +140,7 @@ class StreamGuarantee:
         refusal: Why there is no reservation, where that is allowed.
         held: The reservation; None before the admission, and where it was refused.
         known: The device time by another burst of the same model on the same device; None where it was not measured there.
+        body: Measures the body of the consumer's loop.
         arrivals: The frame that is in each buffer, by the buffer's identifier.
     """
 
@@ -147,6 +160,8 @@ class StreamGuarantee:
     ) -> None:
         if reservations.stalls is NO_STALLS:
             reservations.stalls = stalls_of_loop()
+        if reservations.loop is None:
+            reservations.loop = loop_ledger()
         self._reservations = reservations
         self._model = model
         self._declared_ns = declared_ns
@@ -161,6 +176,7 @@ class StreamGuarantee:
         self._is_over = False
         self._overran_count = 0
         self.known: Measured | None = None
+        self.body = BodyTime(reservations.loop)
         self.terms = terms
         self.refusal: NotAdmitted | None = None
         self.held: Held | None = None
@@ -177,6 +193,7 @@ class StreamGuarantee:
         if held is None:
             return None
         reservation, verdict = held.reservation, held.reservation.verdict
+        loop = NO_LOOP_COST if held.on_loop is None else held.on_loop.cost
         phase_ns = reservation.terms.phase_ns
         if phase_ns is not None:
             phase_ns += (
@@ -196,6 +213,8 @@ class StreamGuarantee:
             end=held.end,
             phase_ns=phase_ns,
             tolerance_ns=reservation.terms.tolerance_ns,
+            loop_before_ns=loop.before_ns,
+            loop_after_ns=loop.after_ns,
         )
 
     # --- Admission ---
@@ -213,7 +232,7 @@ class StreamGuarantee:
         async with self._lock:
             if self._was_asked:
                 return
-            measured = await self._measured_for(self.terms)
+            measured = self._with_loop_cost(await self._measured_for(self.terms))
             self._check_open()
             try:
                 self._hold(await self._admitted(self.terms, measured))
@@ -234,7 +253,7 @@ class StreamGuarantee:
         self._check(terms)
         await self.admit()
         async with self._lock:
-            measured = await self._measured_for(terms)
+            measured = self._with_loop_cost(await self._measured_for(terms))
             self._check_open()
             if self.held is None:
                 self._hold(await self._admitted(terms, measured))
@@ -336,14 +355,14 @@ class StreamGuarantee:
                 shared.begin(lambda: self._renew(held, learnt))
                 return
             with suppress(NotAdmitted):  # As before then.
-                self._change(held, self.terms, learnt)
+                self._change(held, self.terms, self._with_loop_cost(learnt))
 
     async def _renew(self, held: Held, learnt: Measured) -> None:
         """As ``overran``, on a served device, while the consumer continues."""
         async with self._lock:
             if not held.end and held is self.held:
                 with suppress(Error):
-                    await finish(self._ask_to_change(held, self.terms, learnt))
+                    await finish(self._ask_to_change(held, self.terms, self._with_loop_cost(learnt)))
 
     def _check_open(self) -> None:
         if self._is_over:
@@ -360,14 +379,25 @@ class StreamGuarantee:
         reservations = self._reservations
         known = reservations.device_time(self._model, TIMINGS_MIN)
         known = known or reservations.learnt(self._model, TIMINGS_MIN) or self.known
-        if known is not None and reservations.is_up:
+        is_loop_known = (
+            reservations.loop is None or self.known is not None or self._model in reservations.loop_costs
+        )
+        if known is not None and reservations.is_up and is_loop_known:
             return known
         return await self._warmed_up()
 
+    def _with_loop_cost(self, measured: Measured) -> Measured:
+        """With the time of the event loop for an execution, where that counts."""
+        if self._reservations.loop is None:
+            return measured
+        return measured._replace(loop=self._reservations.loop_costs.get(self._model, USUAL_LOOP_COST))
+
     async def _warmed_up(self) -> Measured:
+        loop, parts = self._reservations.loop, LoopParts()
+        execute = self._warm_up if loop is None else lambda: self._paced(parts)
         try:
             measured = await measure(
-                self._warm_up,
+                execute,
                 lambda: stalls_of_frames(stalls_of_loop(), self._threads()),
                 lambda held_ns, stalled_ns: self._reservations.observe(self._model, held_ns, stalled_ns),
             )
@@ -378,7 +408,16 @@ class StreamGuarantee:
                 raise
             return expected
         self._reservations.restore()
+        if loop is not None:
+            self._reservations.loop_costs[self._model] = parts.cost(COLD_EXECUTIONS)
+            loop.restart(now_ns(), loop_ran_ns())  # What the warm-up took is not of frames.
         return measured
+
+    async def _paced(self, parts: LoopParts) -> Result:
+        """An execution as frames have it: one that follows another without a pause takes a third of the loop's time, since the
+        caches still have all of it."""
+        await anyio.sleep(PACE_S)
+        return await parts.measured(self._warm_up())
 
     def end(self) -> None:
         """Ends the reservation. Idempotent."""
@@ -394,6 +433,9 @@ class StreamGuarantee:
         held = self.held
         if held is None:
             return self._run(buffer, deadline_ns, arrival=None)
+        loop = self._reservations.loop
+        if loop is not None and held.on_loop is not None:
+            loop.ran(held.on_loop.measured, now_ns(), loop_ran_ns)
         arrival = FrameArrival(self._reservations, held)
         self.arrivals[buffer.identifier] = arrival
         return self._run_reserved(buffer, deadline_ns, arrival)

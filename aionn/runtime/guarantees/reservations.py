@@ -20,19 +20,28 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Set
+from collections.abc import Callable, Hashable, Iterator, Set
 from contextlib import contextmanager
+
+import msgspec
 
 from aionn.errors import NotAdmitted
 from aionn.platform.stalls import NO_STALLS, Stalls
-from aionn.runtime.guarantees.arrivals import Held, Measured, described
-from aionn.runtime.guarantees.granted import as_granted, asked_time, with_verdict
+from aionn.runtime.guarantees.arrivals import Held, Measured, OnLoop, described
+from aionn.runtime.guarantees.granted import as_granted, asked_time, loop_allowance_ns, with_verdict
 from aionn.runtime.guarantees.measuring import DeviceTimes
-from aionn.scheduler.admission import DAY_NS, SHARE_PPM, SlotCost, StreamTerms
+from aionn.scheduler.admission import DAY_NS, SHARE_PPM, Demand, SlotCost, StreamTerms
 from aionn.scheduler.bandwidth import Frame, Label
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.ledger import RESERVATIONS_MAX, Ledger, ReservableSlot, Reservation
+from aionn.scheduler.ledger import (
+    RESERVATIONS_MAX,
+    Ledger,
+    ReservableSlot,
+    Reservation,
+    terms_demand_no_more,
+)
+from aionn.scheduler.reservations.event_loop import LoopCost, LoopLedger
 from aionn.scheduler.reservations.windows import PhasedServer
 from aionn.service.client.reservations import ServedLedger, ServedReservation
 from aionn.service.wire.scheduling_messages import AskedTime
@@ -76,6 +85,8 @@ class DeviceReservations:
         refusals: Number of refusals by reason: ``no_time``, ``device_down``, ``too_many`` (of one ledger).
         labels: Number of frames with each label, of all reservations so far.
         stalls: The machine's stalls of the event loop; ``Runtime`` passes those of its loop.
+        loop: The ledger of the event loop, where its time counts; None where it does not.
+        loop_costs: The processor time of the loop's thread for an execution, by the key of the model.
     """
 
     def __init__(
@@ -110,6 +121,8 @@ class DeviceReservations:
         self.refusals = dict.fromkeys(("no_time", "device_down", "too_many"), 0)
         self.labels = dict.fromkeys(Label, 0)
         self.stalls: Stalls = NO_STALLS
+        self.loop: LoopLedger | None = None
+        self.loop_costs: dict[Hashable, LoopCost] = {}
 
     # --- Models ---
 
@@ -120,6 +133,7 @@ class DeviceReservations:
     def forget_model(self, key: Hashable) -> None:
         """A model is not executed by this key any more. Idempotent; from any thread, also from a finaliser."""
         self._models.pop(key, None)
+        self.loop_costs.pop(key, None)
         self._device_times.forget(key)
 
     def observe(self, key: Hashable, held_ns: int, stalled_ns: int) -> None:
@@ -175,8 +189,8 @@ class DeviceReservations:
             NotAdmitted: No slot has; with the reason and what would fit.
         """
         self._prepare_admission(model, now_ns)
-        reservation = self._admitted(terms, measured, now_ns, chooses_phase, granted)
-        return self._begin(reservation, measured, model, granted)
+        admitted = self._admitted(terms, measured, now_ns, chooses_phase, granted)
+        return self._begin(*admitted, measured, model, granted)
 
     def _admitted(
         self,
@@ -185,12 +199,15 @@ class DeviceReservations:
         now_ns: int,
         chooses_phase: bool,
         granted: ServedReservation | None,
-    ) -> Reservation:
+    ) -> tuple[Reservation, OnLoop | None]:
         terms, chooses_phase = as_granted(terms, granted, chooses_phase=chooses_phase)
-        with self.refusals_counted():
-            return self._ledger.admit(
-                terms, self._costs(measured, granted), now_ns=now_ns, chooses_phase=chooses_phase
-            )
+        costs = self._costs(measured, granted)
+        return self._with_loop(
+            terms,
+            measured,
+            granted,
+            lambda: self._ledger.admit(terms, costs, now_ns=now_ns, chooses_phase=chooses_phase),
+        )
 
     def change(
         self,
@@ -210,18 +227,30 @@ class DeviceReservations:
         """
         self._prepare_admission(old.model, now_ns, keep=old)
         if old.end:
-            reservation = self._admitted(terms, measured, now_ns, chooses_phase, granted)
-            return self._begin(reservation, measured, old.model, granted)
+            admitted = self._admitted(terms, measured, now_ns, chooses_phase, granted)
+            return self._begin(*admitted, measured, old.model, granted)
         number = old.reservation.number
         terms, chooses_phase = as_granted(terms, granted, chooses_phase=chooses_phase)
-        with self.refusals_counted():
-            reservation = self._ledger.change(
-                number, terms, self._costs(measured, granted), now_ns=now_ns, chooses_phase=chooses_phase
-            )
+        costs = self._costs(measured, granted)
+
+        def changed() -> Reservation:
+            return self._ledger.change(number, terms, costs, now_ns=now_ns, chooses_phase=chooses_phase)
+
+        is_less = terms_demand_no_more(terms, old.reservation.terms)
+        if self.loop is None or old.on_loop is None or not is_less:
+            reservation, on_loop = self._with_loop(terms, measured, granted, changed)
+        else:
+            with self.refusals_counted():
+                reservation = changed()
+            # The stream has its frames once, whatever the number of its reservations.
+            on_loop, old.on_loop = old.on_loop, None
+            self.loop.change(on_loop.number, terms)
         if reservation.number != number:
             if old.grant is granted:
                 old.grant = None  # The new one has it.
-            return self._begin(reservation, measured, old.model, granted)
+            return self._begin(reservation, on_loop, measured, old.model, granted)
+        self._leave_loop(old)
+        old.on_loop = on_loop
         if old.grant is not granted:
             self._give_back(old)
             self._take(old, granted)
@@ -248,11 +277,63 @@ class DeviceReservations:
             self.refusals[reason] += 1
             raise
 
+    def _with_loop(
+        self,
+        terms: StreamTerms,
+        measured: Measured,
+        granted: ServedReservation | None,
+        admit: Callable[[], Reservation],
+    ) -> tuple[Reservation, OnLoop | None]:
+        """Reserves the time of the event loop for a stream together with that of the device."""
+        loop, costs = self.loop, self._costs(measured, granted)
+        with self.refusals_counted():
+            if loop is None or not measured.loop.total_ns:
+                return admit(), None
+            cost = measured.loop.times(loop.factor)
+
+            def has_room(terms: StreamTerms) -> bool:
+                return self._ledger.slot_that_fits(terms, costs) is not None
+
+            allowance_ns = None if granted is None else loop_allowance_ns(terms)
+            number, found = loop.reserve(
+                self, terms, cost, admit, has_room=has_room, allowance_ns=allowance_ns
+            )
+            return found, OnLoop(number, cost, measured.loop)
+
+    def _leave_loop(self, held: Held) -> None:
+        on_loop, held.on_loop = held.on_loop, None
+        if on_loop is not None and self.loop is not None:
+            self.loop.release(on_loop.number)
+
+    def take_loop(self, parts: tuple[Demand, ...], delay_ns: int) -> None:
+        """See ``LoopUser``."""
+        self._ledger.count_beside(parts, delay_ns)
+
+    def fits_loop(self) -> str:
+        """See ``LoopUser``."""
+        for slot in sorted({held.reservation.slot for held in self._held.values()}):
+            if not self._ledger.verdict(slot).fits:
+                return next(
+                    h.reservation.slot_name for h in self._held.values() if h.reservation.slot == slot
+                )
+        return ""
+
+    def loop_changed(self) -> None:
+        """See ``LoopUser``."""
+        if self._held:
+            self._changed()
+
     def _begin(
-        self, reservation: Reservation, measured: Measured, model: Hashable, granted: ServedReservation | None
+        self,
+        reservation: Reservation,
+        on_loop: OnLoop | None,
+        measured: Measured,
+        model: Hashable,
+        granted: ServedReservation | None,
     ) -> Held:
         reservation = with_verdict(reservation, granted)
         held = self._held[reservation.number] = Held(reservation, measured, model)
+        held.on_loop = on_loop
         held.server.counts = _Counts(self.labels)
         held.server.stalls = self.stalls
         self._changed()
@@ -266,6 +347,9 @@ class DeviceReservations:
     ) -> AskedTime:
         """The time that a stream asks of the ledger of a served device, with the longest best effort of this application."""
         self._prepare_admission(model, now_ns)
+        if self.loop is not None and measured.loop.total_ns:
+            # The way through the loop, in both directions, is as jitter to the device.
+            terms = msgspec.structs.replace(terms, jitter_ns=terms.jitter_ns + loop_allowance_ns(terms))
         return asked_time(terms, measured.duration_ns, self._counted, chooses_phase=chooses_phase)
 
     def _take(self, held: Held, granted: ServedReservation | None) -> None:
@@ -339,6 +423,7 @@ class DeviceReservations:
             table.pop(held.reservation.number, None)
         held.end = held.end or why
         held.server.is_withdrawn = True
+        self._leave_loop(held)
         if why == "withdrawn":
             for arrival in list(held.undecided):
                 arrival.withdrawn()
@@ -362,6 +447,7 @@ class DeviceReservations:
             else:
                 self._ledger.release(number)
             self._give_back(held)
+            self._leave_loop(held)
         if ended:
             self._changed()
         for held in [held for held in self._moving.values() if held.reservation.slot == slot]:

@@ -14,17 +14,20 @@ from aionn.platform.stalls import (
 )
 from aionn.runtime.clock import now_ns
 
-__all__ = ["stalls_of_frames", "stalls_of_loop"]
+__all__ = ["is_virtual", "stalls_of_frames", "stalls_of_loop"]
 
 REAL_CLOCK_NS = 1_000_000_000
 """Farther from CLOCK_MONOTONIC the loop's clock is a virtual one, which no machine delays."""
 
 
+def is_virtual() -> bool:
+    """Whether the loop's clock is a virtual one."""
+    return abs(now_ns() - time.monotonic_ns()) > REAL_CLOCK_NS
+
+
 def stalls_of_loop() -> Stalls:
     """The stalls of the calling thread, which runs the event loop; under a virtual clock, nothing is ever counted."""
-    if abs(now_ns() - time.monotonic_ns()) > REAL_CLOCK_NS:
-        return NO_STALLS
-    return stalls_of_this_thread()
+    return NO_STALLS if is_virtual() else stalls_of_this_thread()
 
 
 def stalls_of_frames(of_loop: Stalls, threads: Iterable[int]) -> Stalls:

@@ -178,7 +178,9 @@ class GuaranteedStream(Stream[_T]):
     async def __anext__(self) -> StreamResult[_T]:
         if not self._guarantee.is_asked and not self._pump.is_over:
             await self.admit()
+        self._guarantee.body.end()
         result = await super().__anext__()
+        self._guarantee.body.begin()
         arrival = self._reserved_pump.held_arrival
         label = None if arrival is None else arrival.label(now_ns())
         if label is None:

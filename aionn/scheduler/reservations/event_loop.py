@@ -1,0 +1,357 @@
+"""The event loop of an application as a second resource of admission, beside the slots of its devices.
+
+Each frame has two parts on the thread of the event loop: before the device (its source, the copy into a buffer, the dispatch), and
+after it (the answer, the result, the body of ``async for``). Owns the streams that have these parts on one loop, whatever their
+devices and runtimes, and the demand that they are for each slot. Pure and synchronous; the measurement is its caller's.
+
+A slot with reservations gets its next frame from the loop, so that it is idle while the loop does something else. So in the worst
+case the work of the loop and the work of the slot never overlap, and the test of each slot counts both: its own frames, and the
+parts of all frames of the loop. The loop runs callbacks in their order. That is the order of deadlines of parts that all have the
+same time, for which the shortest time of any stream from an arrival to a deadline is taken. A callback that is not a part of a
+frame may precede each of the two parts; the longest known one counts as a delay, twice.
+
+Invariants:
+1. No stream is added with which the streams of any slot of the loop would not fit, also on devices that it does not use.
+2. At most ``LOOP_CAP_PPM`` of the loop's time is reserved.
+3. A call that raises changes nothing.
+
+Source: a server in order of arrival is one by deadlines if all jobs have the same relative deadline; two resources that are
+never busy together, as the worst case, are one (holistic analysis: Tindell, Clark 1994).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from aionn.errors import NotAdmitted, WouldFit
+from aionn.hal import duration_text
+from aionn.scheduler.admission import DAY_NS, SHARE_PPM, Demand, SlotCost, SlotTest, StreamTerms
+from aionn.scheduler.estimates import Estimates
+from aionn.scheduler.reservations.offers import counter_offers, offers_text
+
+__all__ = [
+    "FACTOR",
+    "LOOP_CAP_PPM",
+    "NO_LOOP_COST",
+    "USUAL_LOOP_COST",
+    "LoopCost",
+    "LoopLedger",
+    "LoopUser",
+    "loop_parts",
+]
+
+LOOP_CAP_PPM = 600_000
+"""Share of the loop's time that may be reserved. The rest is for best effort on the same loop, for what an application does beside
+its streams, and for the loop's own work; a loop that is busy for most of the time falls behind and does not recover."""
+
+FACTOR = 2.5
+"""By how much a frame of a stream takes more of the loop than an execution alone, as long as no stream has shown that: the wake-ups
+of the source, of the task that executes and of the consumer, and the copy. With frames of 4 KB it is 2.2 to 2.9."""
+
+FACTOR_MAX = 8.0
+"""The most by which frames count more than they were measured with: beyond that, other work of the loop is the reason."""
+
+WINDOW_FRAMES = 64
+"""Frames after which the time of the loop's thread is compared with what was counted for them."""
+
+WINDOW_NS = 500_000_000
+"""Least time of such a comparison: half a second has frames of each stream of usual rates, each with all that belongs to it."""
+
+CALLBACKS_MIN = 16
+"""Callbacks from which on their quantile counts: a single slow one would keep streams out for long."""
+
+BUSY_SHARE = 0.9
+"""From this share of a window on, nothing is learnt of it: best effort fills the loop, and takes what frames leave."""
+
+_T = TypeVar("_T")
+
+
+class LoopCost(NamedTuple):
+    """The processor time of the loop's thread for a frame.
+
+    Attributes:
+        before_ns: Before the device has it.
+        after_ns: After that.
+    """
+
+    before_ns: int
+    after_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        """Both parts."""
+        return self.before_ns + self.after_ns
+
+    def times(self, factor: float) -> LoopCost:
+        """The parts with what was not in the measurement, rounded up."""
+        return LoopCost(math.ceil(self.before_ns * factor), math.ceil(self.after_ns * factor))
+
+
+NO_LOOP_COST = LoopCost(0, 0)
+"""Of frames on a loop whose time is not measured: under a virtual clock."""
+
+USUAL_LOOP_COST = LoopCost(100_000, 100_000)
+"""Of an execution that was not measured on the loop: what small models take."""
+
+
+class LoopUser(Protocol):
+    """Reservations of a device whose frames the loop sends."""
+
+    def take_loop(self, parts: tuple[Demand, ...], delay_ns: int) -> None:
+        """Counts with these demands on each slot, beside its own streams, and with a delay."""
+        ...
+
+    def fits_loop(self) -> str:
+        """The slot whose streams do not fit with them; empty if all do."""
+        ...
+
+    def loop_changed(self) -> None:
+        """What was counted with last holds from now on."""
+        ...
+
+
+class _Member(NamedTuple):
+    terms: StreamTerms
+    cost: LoopCost
+    allowance_ns: int | None
+
+
+def loop_parts(members: Iterable[tuple[StreamTerms, LoopCost]]) -> tuple[Demand, ...]:
+    """The demand of the loop's parts of all frames: one for each period, with the sum of the parts of its streams.
+
+    Args:
+        members: The terms of each stream, and the parts of its frames.
+    """
+    sums: dict[int, int] = {}
+    first_ns = DAY_NS
+    for terms, cost in members:
+        if cost.total_ns > 0:
+            sums[terms.period_ns] = sums.get(terms.period_ns, 0) + cost.total_ns
+            first_ns = min(first_ns, terms.deadline_ns - terms.width_ns)
+    return tuple(
+        Demand(
+            StreamTerms(name="the event loop", period_ns=period_ns, deadline_ns=first_ns),
+            SlotCost(duration_ns=min(sum_ns, DAY_NS), piece_ns=0),
+        )
+        for period_ns, sum_ns in sorted(sums.items())
+    )
+
+
+class LoopLedger:
+    """The streams with a guarantee whose frames one event loop handles.
+
+    Args:
+        cap_ppm: The share of the loop that may be reserved, in millionths.
+
+    Attributes:
+        factor: By how much a frame of a stream takes more of the loop than an execution alone: ``FACTOR``, or what running streams
+            have shown.
+        longest_ns: The longest known callback: of the bodies of ``async for`` that do not wait, the 0.99 quantile.
+    """
+
+    def __init__(self, *, cap_ppm: int = LOOP_CAP_PPM) -> None:
+        self.cap_ppm = cap_ppm
+        self.factor = FACTOR
+        self.longest_ns = 0
+        self._numbers = itertools.count(1)
+        self._held: dict[int, _Member] = {}
+        self._users: weakref.WeakSet[LoopUser] = weakref.WeakSet()
+        self._counted_ns = self._count = 0
+        self._since: tuple[int, int] | None = None
+        self._callbacks = Estimates()
+
+    # --- What is held ---
+
+    @property
+    def count(self) -> int:
+        """Number of streams."""
+        return len(self._held)
+
+    @property
+    def burst_ns(self) -> int:
+        """The time that the loop needs for one frame of each stream."""
+        return sum(member.cost.total_ns for member in self._held.values())
+
+    @property
+    def share(self) -> float:
+        """The share of the loop that is reserved."""
+        return sum(member.cost.total_ns / member.terms.period_ns for member in self._held.values())
+
+    @property
+    def delay_ns(self) -> int:
+        """The time that other callbacks may take from a frame: one before each of its parts."""
+        return 2 * self.longest_ns if self._held else 0
+
+    def _parts(self) -> tuple[Demand, ...]:
+        return loop_parts((member.terms, member.cost) for member in self._held.values())
+
+    # --- Admission ---
+
+    def reserve(
+        self,
+        user: LoopUser,
+        terms: StreamTerms,
+        cost: LoopCost,
+        admit: Callable[[], _T],
+        *,
+        has_room: Callable[[StreamTerms], bool],
+        allowance_ns: int | None = None,
+    ) -> tuple[int, _T]:
+        """Adds a stream, if its device admits it beside what the loop does then.
+
+        Args:
+            user: The reservations of its device.
+            terms: The stream.
+            cost: The parts of its frames.
+            admit: Has the device admit it.
+            has_room: Whether the device has room for the stream with other terms.
+            allowance_ns: On a served device, the longest burst of the loop that its frames bear; None on others.
+
+        Returns:
+            The number of the stream on the loop, and the result of ``admit``.
+
+        Raises:
+            NotAdmitted: There is too little time on the device or on the loop, for this stream or for another one.
+        """
+        self._users.add(user)
+        number = next(self._numbers)
+        old = self._parts()
+        self._held[number] = _Member(terms, cost, allowance_ns)
+        try:
+            self._spread()
+            self._check_share(terms, cost, old, has_room)
+            self._check_others(terms, cost)
+            try:
+                found = admit()
+            except NotAdmitted as e:
+                user.take_loop((), 0)
+                if not has_room(terms):
+                    raise
+                text = f"{e.reason}; of that {self._loop_text(cost)}, and without the event loop it would fit"
+                raise NotAdmitted(
+                    f"{text}. {offers_text(e.would_fit)}.", reason=text, would_fit=e.would_fit
+                ) from e
+        except BaseException:
+            del self._held[number]
+            self._spread()
+            raise
+        self._commit()
+        return number, found
+
+    def _loop_text(self, cost: LoopCost) -> str:
+        return (
+            f"the event loop needs {duration_text(self.burst_ns)} for a frame of each of {len(self._held)} streams,"
+            f" {duration_text(cost.total_ns)} of it for this one ({duration_text(cost.before_ns)} before the device,"
+            f" {duration_text(cost.after_ns)} after it)"
+        )
+
+    def _check_share(
+        self,
+        terms: StreamTerms,
+        cost: LoopCost,
+        held: tuple[Demand, ...],
+        has_room: Callable[[StreamTerms], bool],
+    ) -> None:
+        """Refuses a stream that the loop alone has no time for."""
+        if not cost.total_ns:
+            return
+        own = loop_parts([(terms, cost)])[0]
+        test = SlotTest(held, cap_ppm=self.cap_ppm)
+        verdict = test.verdict(own)
+        if verdict.fits:
+            return
+        offers = WouldFit()
+        if verdict.limit == "share":
+            period_ns = counter_offers(test, own, verdict).period_ns
+            if period_ns is not None and has_room(msgspec.structs.replace(terms, period_ns=period_ns)):
+                offers = WouldFit(period_ns=period_ns)
+            limit = (
+                f"its frames take {verdict.own_ppm / SHARE_PPM:.3f} of the loop's time, those of the other streams"
+                f" {(verdict.share_ppm - verdict.own_ppm) / SHARE_PPM:.3f}, and at most {self.cap_ppm / SHARE_PPM:.3f} may be"
+                " reserved"
+            )
+        else:
+            limit = (
+                f"a frame of each of {len(self._held)} streams takes {duration_text(self.burst_ns)} of the loop, and the shortest"
+                f" deadline leaves {duration_text(min(verdict.at_ns, own.terms.deadline_ns))}"
+            )
+        reason = (
+            f'stream "{terms.name}" on the event loop: {limit}; a frame of this one takes {duration_text(cost.total_ns)}'
+            f" ({duration_text(cost.before_ns)} before the device, {duration_text(cost.after_ns)} after it)"
+        )
+        raise NotAdmitted(f"{reason}. {offers_text(offers)}.", reason=reason, would_fit=offers)
+
+    def _check_others(self, terms: StreamTerms, cost: LoopCost) -> None:
+        """Refuses a stream whose parts would have frames of other streams late."""
+        where = next((slot for other in self._users if (slot := other.fits_loop())), "")
+        if not where:
+            burst_ns = self.burst_ns
+            if any(m.allowance_ns is not None and m.allowance_ns < burst_ns for m in self._held.values()):
+                where = "a served device"
+        if where:
+            reason = f'stream "{terms.name}" on the event loop: streams on {where} would be late, since {self._loop_text(cost)}'
+            raise NotAdmitted(f"{reason}. {offers_text(WouldFit())}.", reason=reason, would_fit=WouldFit())
+
+    def change(self, number: int, terms: StreamTerms) -> None:
+        """A stream has other terms, which demand no more."""
+        member = self._held.get(number)
+        if member is not None:
+            self._held[number] = member._replace(terms=terms)
+            self._spread()
+            self._commit()
+
+    def release(self, number: int) -> None:
+        """A stream has ended. Idempotent."""
+        if self._held.pop(number, None) is not None:
+            self._spread()
+            self._commit()
+
+    def _spread(self) -> None:
+        parts, delay_ns = self._parts(), self.delay_ns
+        for user in self._users:
+            user.take_loop(parts, delay_ns)
+
+    def _commit(self) -> None:
+        for user in self._users:
+            user.loop_changed()
+
+    # --- What running streams show ---
+
+    def ran(self, cost: LoopCost, now_ns: int, ran: Callable[[], int]) -> None:
+        """A frame has come. From time to time the processor time of the thread is compared with that of the executions of all
+        frames since: the rest is what sources, tasks and the application take for each of them.
+
+        Args:
+            cost: An execution of its stream, as it was measured.
+            now_ns: The time.
+            ran: Reads the processor time of the loop's thread.
+        """
+        self._counted_ns += cost.total_ns
+        self._count += 1
+        if self._since is None:
+            self.restart(now_ns, ran())
+            return
+        then_ns, ran_then_ns = self._since
+        if self._count < WINDOW_FRAMES or now_ns - then_ns < WINDOW_NS:
+            return
+        ran_ns = ran() - ran_then_ns
+        if self._counted_ns > 0 and ran_ns < BUSY_SHARE * (now_ns - then_ns):
+            self.factor = min(FACTOR_MAX, max(1.0, ran_ns / self._counted_ns))
+        if self._callbacks.count("") >= CALLBACKS_MIN:
+            self.longest_ns = self._callbacks.duration_ns("", 1)
+        self.restart(now_ns, ran_then_ns + ran_ns)
+
+    def restart(self, now_ns: int, ran_ns: int) -> None:
+        """Begins a comparison anew: what came before is not of frames alone."""
+        self._since = (now_ns, ran_ns)
+        self._counted_ns = self._count = 0
+
+    def blocked(self, callback_ns: int) -> None:
+        """A callback took that much of the thread, without a pause."""
+        self._callbacks.observe("", callback_ns)
