@@ -7,6 +7,7 @@ devices' clocks count as held at their full rate, as an open burst holds them.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 
@@ -19,6 +20,7 @@ from aionn.reports.plots import curves
 from aionn.scheduler.admission import SHARE_PPM, Demand, SlotCost, StreamTerms
 from aionn.scheduler.ledger import Ledger, Reservation
 from aionn.scheduler.planning_policy import PlanPolicy
+from aionn.scheduler.reservations.event_loop import LOOP_CAP_PPM, LoopCost, LoopLedger
 from aionn.simulation.checkers import broken_guarantees
 from aionn.simulation.engine import Engine
 from aionn.simulation.phasings import PHASINGS, phased_arrivals
@@ -136,7 +138,9 @@ class CapacityPlan(msgspec.Struct, frozen=True):
     curves: dict[str, list[tuple[int, int, int]]]
 
 
-def copies_that_fit(terms: StreamTerms, cost: SlotCost, *, cap_ppm: int, lower_ns: int = 0) -> int:
+def copies_that_fit(
+    terms: StreamTerms, cost: SlotCost, *, cap_ppm: int, lower_ns: int = 0, loop_ns: int = 0
+) -> int:
     """The number of equal streams that an empty slot admits: the test has a closed form for them.
 
     Args:
@@ -144,13 +148,34 @@ def copies_that_fit(terms: StreamTerms, cost: SlotCost, *, cap_ppm: int, lower_n
         cost: Of each frame.
         cap_ppm: The share that may be reserved, in millionths.
         lower_ns: The longest piece of best-effort jobs.
+        loop_ns: The time of the event loop for each frame.
     """
-    by_deadline = (terms.deadline_ns - terms.jitter_ns - lower_ns) // cost.duration_ns
-    return max(0, min(by_deadline, _copies_by_share(terms, cost, cap_ppm)))
+    by_deadline = (terms.deadline_ns - terms.jitter_ns - lower_ns) // (cost.duration_ns + loop_ns)
+    return max(0, min(by_deadline, _copies_by_share(terms, cost, cap_ppm, loop_ns)))
 
 
-def _copies_by_share(terms: StreamTerms, cost: SlotCost, cap_ppm: int) -> int:
-    return terms.period_ns * cap_ppm // (SHARE_PPM * cost.duration_ns)
+def _copies_by_share(terms: StreamTerms, cost: SlotCost, cap_ppm: int, loop_ns: int = 0) -> int:
+    by_slot = terms.period_ns * cap_ppm // (SHARE_PPM * (cost.duration_ns + loop_ns))
+    return min(by_slot, terms.period_ns * LOOP_CAP_PPM // (SHARE_PPM * loop_ns)) if loop_ns else by_slot
+
+
+class _OnLoop:
+    """The slots of a plan, as the ledger of the event loop asks them."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def take_loop(self, parts: tuple[Demand, ...], delay_ns: int) -> None:
+        """See ``LoopUser``."""
+        self._ledger.count_beside(parts, delay_ns)
+
+    def fits_loop(self) -> str:
+        """See ``LoopUser``."""
+        slots = {reservation.slot: reservation.slot_name for reservation in self._ledger.reservations()}
+        return next((name for slot, name in slots.items() if not self._ledger.verdict(slot).fits), "")
+
+    def loop_changed(self) -> None:
+        """See ``LoopUser``."""
 
 
 def plan_capacity(scenario: Scenario) -> CapacityPlan:
@@ -172,6 +197,9 @@ def plan_capacity(scenario: Scenario) -> CapacityPlan:
     lower = _lower(scenario, costs)
     terms = {index: terms_of(streams[index], scenario.seed) for index in wanted}
     ledger = Ledger([slot for _, slot in slots])
+    loop, on_loop = LoopLedger(), _OnLoop(ledger)
+    half_ns = round(scenario.workload.loop_s * 5e8)
+    loop_cost = LoopCost(half_ns, half_ns)
     for number, (device, _) in enumerate(slots):
         for name, piece_ns in lower[device].items():
             ledger.allow_lower(number, name, piece_ns)
@@ -185,9 +213,11 @@ def plan_capacity(scenario: Scenario) -> CapacityPlan:
         }
         by_slot = dict(sorted(by_slot.items(), key=lambda item: (item[1].duration_ns, item[0])))
         try:
-            reservations[index] = ledger.admit(
-                terms[index], by_slot, now_ns=0, chooses_phase=_is_free(streams[index])
+            admit = functools.partial(
+                ledger.admit, terms[index], by_slot, now_ns=0, chooses_phase=_is_free(streams[index])
             )
+            has_room = functools.partial(_has_room, ledger, by_slot)
+            _, reservations[index] = loop.reserve(on_loop, terms[index], loop_cost, admit, has_room=has_room)
         except NotAdmitted as e:
             pieces = {**_pieces(lower), **{r.terms.name: r.cost.piece_ns for r in reservations.values()}}
             pieces[streams[index].name] = max(cost.piece_ns for cost in by_slot.values())
@@ -208,6 +238,10 @@ def plan_capacity(scenario: Scenario) -> CapacityPlan:
         reservations,
         {slot.name: ledger.curve(number)[:CURVE_MAX] for number, (_, slot) in enumerate(slots)},
     )
+
+
+def _has_room(ledger: Ledger, costs: Mapping[int, SlotCost], terms: StreamTerms) -> bool:
+    return ledger.slot_that_fits(terms, costs) is not None
 
 
 def _is_free(stream: Stream) -> bool:
@@ -250,9 +284,16 @@ def _fit(
     if cost is None:
         return Fit(terms.name, name, None, 0, 0, 0)
     lower_ns = max(lower[device].values(), default=0)
-    by_share = _copies_by_share(terms, cost, cap_ppm)
-    spread = None if terms.jitter_ns else by_share if cost.duration_ns + lower_ns <= terms.deadline_ns else 0
-    admitted = copies_that_fit(terms, cost, cap_ppm=cap_ppm, lower_ns=lower_ns)
+    loop_ns = 2 * round(scenario.workload.loop_s * 5e8)
+    by_share = _copies_by_share(terms, cost, cap_ppm, loop_ns)
+    spread = (
+        None
+        if terms.jitter_ns
+        else by_share
+        if cost.duration_ns + lower_ns + loop_ns <= terms.deadline_ns
+        else 0
+    )
+    admitted = copies_that_fit(terms, cost, cap_ppm=cap_ppm, lower_ns=lower_ns, loop_ns=loop_ns)
     return Fit(terms.name, name, cost.duration_ns / 1e6, admitted, spread, by_share)
 
 

@@ -220,6 +220,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         model: Models beside the ready ones.
         device: Devices beside the ready ones.
         cap: The share of each slot that may be reserved.
+        loop_s: For ``aionn plan``: the processor time of the application's event loop for a frame; 0 does not count it.
     """
 
     name: str
@@ -229,9 +230,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model: tuple[DescribedModel, ...] = ()
     device: tuple[DeviceProfile, ...] = ()
     cap: float = 0.95
+    loop_s: float = 0.0
 
     def __post_init__(self) -> None:
         _check("cap", 0 < self.cap <= 1, "above 0 and at most 1", self.cap)
+        _check("loop_s", 0 <= self.loop_s <= 1, "seconds from 0 to 1", self.loop_s)
         checked_seconds(self.duration_s, "duration_s", least=POSITIVE_S_MIN, most=None)
         _check("stream", bool(self.stream), "one stream or more", self.stream)
         names: set[str] = set()

@@ -21,10 +21,13 @@ LOOP_ALLOWANCE_PART = 8
 """On a served device, one part in so many of the deadline is for the event loop: its ledger cannot be asked again for each stream
 that the loop gets later."""
 
+LOOP_ALLOWANCE_NS = 10_000_000
+"""And no more than this: a frame of each of some 20 streams."""
+
 
 def loop_allowance_ns(terms: StreamTerms) -> int:
     """The time that the parts of all frames on the event loop may take from a frame of a served device."""
-    return (terms.deadline_ns - terms.width_ns) // LOOP_ALLOWANCE_PART
+    return min((terms.deadline_ns - terms.width_ns) // LOOP_ALLOWANCE_PART, LOOP_ALLOWANCE_NS)
 
 
 def asked_time(

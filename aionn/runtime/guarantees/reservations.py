@@ -82,7 +82,8 @@ class DeviceReservations:
         shared: See above.
         slot_count: See above.
         is_up: Whether the device works, as far as its reservations know.
-        refusals: Number of refusals by reason: ``no_time``, ``device_down``, ``too_many`` (of one ledger).
+        refusals: Number of refusals by reason: ``no_time``, ``device_down``, ``too_many`` (of one ledger),
+            ``event_loop`` (without which there would be time).
         labels: Number of frames with each label, of all reservations so far.
         stalls: The machine's stalls of the event loop; ``Runtime`` passes those of its loop.
         loop: The ledger of the event loop, where its time counts; None where it does not.
@@ -118,7 +119,7 @@ class DeviceReservations:
         self._ending: dict[int, Held] = {}  # Those that have ended, and count until their slot is idle.
         self._moving: dict[int, Held] = {}  # Sources that were seen at another phase.
         self.is_up = True
-        self.refusals = dict.fromkeys(("no_time", "device_down", "too_many"), 0)
+        self.refusals = dict.fromkeys(("no_time", "device_down", "too_many", "event_loop"), 0)
         self.labels = dict.fromkeys(Label, 0)
         self.stalls: Stalls = NO_STALLS
         self.loop: LoopLedger | None = None
@@ -266,11 +267,14 @@ class DeviceReservations:
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
         """Counts a refusal within it."""
+        by_loop = 0 if self.loop is None else self.loop.refusals
         try:
             yield
         except NotAdmitted:
             reason = "no_time"
-            if not self.is_up:
+            if self.loop is not None and self.loop.refusals > by_loop:
+                reason = "event_loop"
+            elif not self.is_up:
                 reason = "device_down"
             elif self.count >= RESERVATIONS_MAX:
                 reason = "too_many"

@@ -50,6 +50,9 @@ FAMILIES = {
     ),
     "aionn_slots_busy": Family("gauge", "Slots of the device that run executions of this application."),
     "aionn_reserved_share": Family("gauge", "The share of a device slot that streams have reserved."),
+    "aionn_event_loop_reserved_share": Family(
+        "gauge", "The share of the event loop's time that streams have reserved."
+    ),
     "aionn_reservations_total": Family("counter", "Reservations by result."),
     "aionn_reservations_refused_total": Family("counter", "Reservations that were refused, by reason."),
     "aionn_reserved_frames_total": Family(
@@ -83,8 +86,13 @@ def samples(figures: RuntimeFigures, devices: Iterable[RuntimeDevice]) -> Iterat
             yield Sample("aionn_slack_seconds", own, stream.slack.copy())
         for reason, count in stream.dropped.items():
             yield Sample("aionn_frames_dropped_total", {**own, "reason": reason}, count)
+    has_loop = False
     for each in devices:
         own = {"device": each.name}
+        loop = each.reservations.loop
+        if loop is not None and not has_loop:  # One for all devices.
+            has_loop = True
+            yield Sample("aionn_event_loop_reserved_share", {}, loop.share)
         yield Sample("aionn_queue_length", own, each.dispatcher.statistics().waiting)
         yield Sample("aionn_slots_busy", own, each.dispatcher.busy_count)
         yield from _reservations(each.reservations, own)

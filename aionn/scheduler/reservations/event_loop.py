@@ -33,7 +33,7 @@ from aionn.errors import NotAdmitted, WouldFit
 from aionn.hal import duration_text
 from aionn.scheduler.admission import DAY_NS, SHARE_PPM, Demand, SlotCost, SlotTest, StreamTerms
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.reservations.offers import counter_offers, offers_text
+from aionn.scheduler.reservations.offers import counter_offers, least_that_fits, offers_text
 
 __all__ = [
     "FACTOR",
@@ -152,12 +152,14 @@ class LoopLedger:
     Attributes:
         factor: By how much a frame of a stream takes more of the loop than an execution alone: ``FACTOR``, or what running streams
             have shown.
+        refusals: Number of streams that were refused because of the loop.
         longest_ns: The longest known callback: of the bodies of ``async for`` that do not wait, the 0.99 quantile.
     """
 
     def __init__(self, *, cap_ppm: int = LOOP_CAP_PPM) -> None:
         self.cap_ppm = cap_ppm
         self.factor = FACTOR
+        self.refusals = 0
         self.longest_ns = 0
         self._numbers = itertools.count(1)
         self._held: dict[int, _Member] = {}
@@ -226,17 +228,19 @@ class LoopLedger:
         try:
             self._spread()
             self._check_share(terms, cost, old, has_room)
-            self._check_others(terms, cost)
+            self._check_others(number, user, has_room)
             try:
                 found = admit()
             except NotAdmitted as e:
+                if has_room(terms):
+                    raise  # A quota is the reason.
                 user.take_loop((), 0)
                 if not has_room(terms):
                     raise
+                self.refusals += 1
                 text = f"{e.reason}; of that {self._loop_text(cost)}, and without the event loop it would fit"
-                raise NotAdmitted(
-                    f"{text}. {offers_text(e.would_fit)}.", reason=text, would_fit=e.would_fit
-                ) from e
+                offers = self._offers(number, has_room)
+                raise NotAdmitted(f"{text}. {offers_text(offers)}.", reason=text, would_fit=offers) from e
         except BaseException:
             del self._held[number]
             self._spread()
@@ -266,6 +270,7 @@ class LoopLedger:
         verdict = test.verdict(own)
         if verdict.fits:
             return
+        self.refusals += 1
         offers = WouldFit()
         if verdict.limit == "share":
             period_ns = counter_offers(test, own, verdict).period_ns
@@ -287,16 +292,49 @@ class LoopLedger:
         )
         raise NotAdmitted(f"{reason}. {offers_text(offers)}.", reason=reason, would_fit=offers)
 
-    def _check_others(self, terms: StreamTerms, cost: LoopCost) -> None:
+    def _check_others(self, number: int, user: LoopUser, has_room: Callable[[StreamTerms], bool]) -> None:
         """Refuses a stream whose parts would have frames of other streams late."""
-        where = next((slot for other in self._users if (slot := other.fits_loop())), "")
-        if not where:
-            burst_ns = self.burst_ns
-            if any(m.allowance_ns is not None and m.allowance_ns < burst_ns for m in self._held.values()):
-                where = "a served device"
-        if where:
-            reason = f'stream "{terms.name}" on the event loop: streams on {where} would be late, since {self._loop_text(cost)}'
-            raise NotAdmitted(f"{reason}. {offers_text(WouldFit())}.", reason=reason, would_fit=WouldFit())
+        member = self._held[number]
+        where = self._late_on()
+        # The slot that the stream itself has no room on gives the better reason.
+        if not where or (user.fits_loop() == where and not has_room(member.terms)):
+            return
+        self.refusals += 1
+        text = self._loop_text(member.cost)
+
+        offers = self._offers(number, has_room)
+        reason = (
+            f'stream "{member.terms.name}" on the event loop: streams on {where} would be late, since {text}'
+        )
+        raise NotAdmitted(f"{reason}. {offers_text(offers)}.", reason=reason, would_fit=offers)
+
+    def _offers(self, number: int, has_room: Callable[[StreamTerms], bool]) -> WouldFit:
+        """The longer deadline, or period, with which a stream would fit and no other one would be late. Changes what is counted
+        with; the caller restores that."""
+        member = self._held[number]
+
+        def fits(terms: StreamTerms) -> bool:
+            self._held[number] = member._replace(terms=terms)
+            self._spread()
+            return not self._late_on() and has_room(terms)
+
+        terms = member.terms
+        deadline_ns = least_that_fits(
+            terms.deadline_ns, lambda value: fits(msgspec.structs.replace(terms, deadline_ns=value))
+        )
+        period_ns = None
+        if terms.phase_ns is None:  # With another period it has no place among the phases.
+            period_ns = least_that_fits(
+                terms.period_ns, lambda value: fits(msgspec.structs.replace(terms, period_ns=value))
+            )
+        return WouldFit(deadline_ns, period_ns)
+
+    def _late_on(self) -> str:
+        """A slot whose streams do not fit beside the parts; empty without one."""
+        burst_ns = self.burst_ns
+        if any(m.allowance_ns is not None and m.allowance_ns < burst_ns for m in self._held.values()):
+            return "a served device"
+        return next((slot for user in self._users if (slot := user.fits_loop())), "")
 
     def change(self, number: int, terms: StreamTerms) -> None:
         """A stream has other terms, which demand no more."""

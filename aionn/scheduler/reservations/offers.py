@@ -23,7 +23,7 @@ from aionn.scheduler.admission import (
 )
 from aionn.scheduler.reservations.phases import phases_to_try
 
-__all__ = ["counter_offers", "fitting_phase", "offers_text", "reason_text"]
+__all__ = ["counter_offers", "fitting_phase", "least_that_fits", "offers_text", "reason_text"]
 
 DOUBLINGS_MAX = 8
 """A counter-offer is at most 256 times what was asked for: more is another application."""
@@ -50,13 +50,13 @@ def counter_offers(test: SlotTest, new: Demand, verdict: Verdict, *, tries_phase
         if placed is not None and placed.phase_ns is not None:
             shift_ns = (placed.phase_ns - terms.phase_ns) % terms.period_ns
     if verdict.limit == "demand":
-        deadline_ns = _least_that_fits(terms.deadline_ns, lambda value: with_terms(value, terms.period_ns))
+        deadline_ns = least_that_fits(terms.deadline_ns, lambda value: with_terms(value, terms.period_ns))
     room_ppm = test.cap_ppm - (verdict.share_ppm - verdict.own_ppm)
     if room_ppm > 0 and terms.phase_ns is None:  # With another period it has no place among the phases.
         # Nothing below this period fits the share; the search begins there.
         least_ns = max(terms.period_ns, cost.duration_ns * SHARE_PPM // room_ppm)
         if least_ns <= terms.period_ns << DOUBLINGS_MAX:
-            period_ns = _least_that_fits(least_ns - 1, lambda value: with_terms(terms.deadline_ns, value))
+            period_ns = least_that_fits(least_ns - 1, lambda value: with_terms(terms.deadline_ns, value))
     blocker, piece_ns = None, verdict.blocking_ns + verdict.slack_ns
     if verdict.blocker and piece_ns > 0:
         changed = with_piece_of(new, verdict.blocker, piece_ns)
@@ -77,7 +77,7 @@ def fitting_phase(test: SlotTest, new: Demand) -> StreamTerms | None:
     return None
 
 
-def _least_that_fits(asked_ns: int, fits: Callable[[int], bool]) -> int | None:
+def least_that_fits(asked_ns: int, fits: Callable[[int], bool]) -> int | None:
     """The least value above ``asked_ns`` with three digits that fits; None where none up to ``DOUBLINGS_MAX`` doublings does."""
     low_ns = high_ns = max(1, asked_ns)
     for _ in range(DOUBLINGS_MAX):

@@ -107,7 +107,7 @@ def test_refusals_have_their_reasons(monkeypatch):
     reservations.withdraw()
     with pytest.raises(NotAdmitted):
         reservations.admit(terms(), quick, "m", now_ns=0)
-    assert reservations.refusals == {"no_time": 1, "too_many": 1, "device_down": 1}
+    assert reservations.refusals == {"no_time": 1, "too_many": 1, "device_down": 1, "event_loop": 0}
     assert reservations.counts()["withdrawn"] == 3
 
 

@@ -106,7 +106,7 @@ async def served(folder, share=1.0):
 
 @pytest.fixture
 def measured_as(monkeypatch):
-    """Has streams count with a device time that no machine changes."""
+    """Has streams count with a device time that no machine changes, and with no time of the event loop."""
     from aionn.runtime.guarantees.arrivals import Measured
     from aionn.runtime.guarantees.guarantee import StreamGuarantee
 
@@ -115,6 +115,7 @@ def measured_as(monkeypatch):
             return Measured(round(duration_s * 1e9), 16)
 
         monkeypatch.setattr(StreamGuarantee, "_measured", measured)
+        monkeypatch.setattr("aionn.runtime.guarantees.guarantee.loop_ledger", lambda: None)
 
     return measure
 
