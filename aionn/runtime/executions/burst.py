@@ -45,7 +45,13 @@ from aionn.runtime.executions.writing import ViewsWriter, item_writer
 from aionn.runtime.guarantees.arrivals import FrameArrival
 from aionn.runtime.guarantees.guarantee import StreamGuarantee
 from aionn.runtime.guarantees.stream import GuaranteedStream, ReservedPump, capture_deadline
-from aionn.runtime.guarantees.terms import at_phase, check_guarantee, in_progress_max, stated_terms
+from aionn.runtime.guarantees.terms import (
+    Seconds,
+    at_phase,
+    check_guarantee,
+    in_progress_max,
+    stated_terms,
+)
 from aionn.runtime.memory.arguments import check_inputs
 from aionn.runtime.memory.real_values import Writer
 from aionn.runtime.metrics.figures import CompilationFigures
@@ -350,13 +356,13 @@ class Burst(InThisProcess):
         source: AsyncIterable[_T],
         *,
         into: Writer | None = None,
-        deadline: float | None = None,
+        deadline: Seconds | None = None,
         on_late: Literal["drop", "deliver"] = "drop",
         priority: PriorityName | Priority | None = None,
         measure: bool = False,
         guarantee: Literal[True, "best", "phased"],
-        period: float,
-        jitter: float | None = None,
+        period: Seconds,
+        jitter: Seconds | None = None,
         name: str = "stream",
         phase_ns: int | None = None,
     ) -> GuaranteedStream[_T]: ...
@@ -367,13 +373,13 @@ class Burst(InThisProcess):
         source: AsyncIterable[_T],
         *,
         into: ViewsWriter,
-        deadline: float | None = None,
+        deadline: Seconds | None = None,
         on_late: Literal["drop", "deliver"] = "drop",
         priority: PriorityName | Priority | None = None,
         measure: bool = False,
         guarantee: Literal[True, "best", "phased"],
-        period: float,
-        jitter: float | None = None,
+        period: Seconds,
+        jitter: Seconds | None = None,
         name: str = "stream",
         phase_ns: int | None = None,
     ) -> GuaranteedStream[_T]: ...
@@ -383,13 +389,13 @@ class Burst(InThisProcess):
         source: AsyncIterable[_T],
         *,
         into: Writer | ViewsWriter | None = None,
-        deadline: Callable[[_T], int] | float | None = None,
+        deadline: Callable[[_T], int] | Seconds | None = None,
         on_late: Literal["drop", "deliver"] = "drop",
         priority: PriorityName | Priority | None = None,
         measure: bool = False,
         guarantee: bool | Literal["best", "phased"] = False,
-        period: float | None = None,
-        jitter: float | None = None,
+        period: Seconds | None = None,
+        jitter: Seconds | None = None,
         name: str = "stream",
         phase_ns: int | None = None,
     ) -> Stream[_T]:

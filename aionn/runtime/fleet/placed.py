@@ -32,7 +32,7 @@ from aionn.runtime.executions.writing import ViewsWriter
 from aionn.runtime.fleet.relay import Feed, Relay
 from aionn.runtime.guarantees.guarantee import StreamReservation
 from aionn.runtime.guarantees.stream import GuaranteedStream
-from aionn.runtime.guarantees.terms import in_progress_max, stated_terms
+from aionn.runtime.guarantees.terms import Seconds, in_progress_max, stated_terms
 from aionn.runtime.memory.real_values import Writer
 
 __all__ = ["Leg", "Move", "PlacedStream", "StreamRequest"]
@@ -55,9 +55,9 @@ class StreamRequest:
         self,
         source: AsyncIterable[Any],
         into: Writer | ViewsWriter | None,
-        period: float,
-        deadline: float | None,
-        jitter: float | None,
+        period: Seconds,
+        deadline: Seconds | None,
+        jitter: Seconds | None,
         name: str,
         *,
         on_late: Literal["drop", "deliver"],

@@ -41,6 +41,7 @@ from aionn.runtime.fleet.placed import Leg, PlacedStream, StreamRequest
 from aionn.runtime.fleet.places import Drained, StreamPlaces
 from aionn.runtime.fleet.relay import Feed
 from aionn.runtime.guarantees.measuring import COLD_EXECUTIONS, measure
+from aionn.runtime.guarantees.terms import Seconds
 from aionn.runtime.memory.arguments import TensorSpec
 from aionn.runtime.memory.real_values import Writer
 from aionn.runtime.runtime import Runtime
@@ -288,9 +289,9 @@ class FleetStreams(InThisProcess):
         source: AsyncIterable[_T],
         *,
         into: Writer | ViewsWriter | None = None,
-        period: float,
-        deadline: float | None = None,
-        jitter: float | None = None,
+        period: Seconds,
+        deadline: Seconds | None = None,
+        jitter: Seconds | None = None,
         name: str,
         on_late: Literal["drop", "deliver"] = "drop",
         measure: bool = False,

@@ -19,7 +19,7 @@ from aionn.runtime.executions.slot_pool import FrameBuffer
 from aionn.runtime.executions.stream import Item, Stream, StreamPump
 from aionn.runtime.guarantees.arrivals import FrameArrival, Measured
 from aionn.runtime.guarantees.guarantee import StreamGuarantee, StreamReservation
-from aionn.runtime.guarantees.terms import changed_terms
+from aionn.runtime.guarantees.terms import Seconds, changed_terms
 from aionn.scheduler.bandwidth import Label
 
 __all__ = ["GuaranteedStream", "ReservedPump", "capture_deadline"]
@@ -148,7 +148,7 @@ class GuaranteedStream(Stream[_T]):
         return self.reservation
 
     async def change(
-        self, *, period: float | None = None, deadline: float | None = None, jitter: float | None = None
+        self, *, period: Seconds | None = None, deadline: Seconds | None = None, jitter: Seconds | None = None
     ) -> StreamReservation | None:
         """Asks for other terms: a new admission, before the old reservation ends. Also after a reservation was withdrawn.
 

@@ -5,6 +5,7 @@ Owns their check, the usual mistakes in the unit, and the values that are assume
 
 from __future__ import annotations
 
+import datetime
 import math
 from numbers import Integral
 from typing import Any
@@ -17,12 +18,20 @@ from aionn.scheduler.reservations.windows import phase_tolerance_ns
 
 __all__ = [
     "JITTER_SHARE",
+    "Seconds",
     "at_phase",
     "changed_terms",
     "check_guarantee",
     "in_progress_max",
     "stated_terms",
 ]
+
+PLAIN_S_MAX = 10.0
+"""Longest period or deadline that a plain number may state: the usual rates, from 15 frames/s, and periods in milliseconds, from
+10 ms, are longer, and few streams have less than six frames a minute."""
+
+Seconds = float | datetime.timedelta
+"""A period, a deadline or a jitter: seconds, or a timedelta, which has its unit."""
 
 JITTER_SHARE = 0.1
 """The jitter that is assumed where none is stated, as a share of the shorter of period and deadline: an event loop delivers the
@@ -52,7 +61,8 @@ def stated_terms(name: str, period: Any, deadline: Any, jitter: Any) -> StreamTe
 
     Raises:
         InvalidArgument: One is missing, is not a number of seconds, is not positive (the jitter: negative) or is longer than a day,
-            or the jitter leaves nothing of the deadline.
+            or the jitter leaves nothing of the deadline; or a number of more than ``PLAIN_S_MAX`` seconds, which looks like a
+            rate or like milliseconds, and is a ``datetime.timedelta`` if it is meant.
     """
     if not isinstance(name, str) or not 0 < len(name) <= STREAM_NAME_CHARACTERS_MAX:
         raise InvalidArgument(
@@ -129,7 +139,14 @@ def in_progress_max(terms: StreamTerms) -> int:
 
 
 def _ns(field: str, value: Any, least_s: float) -> int:
-    seconds = checked_seconds(value, f"stream, {field}", least=least_s)
+    is_meant = isinstance(value, datetime.timedelta)
+    seconds = checked_seconds(value.total_seconds() if is_meant else value, f"stream, {field}", least=least_s)
+    if seconds > PLAIN_S_MAX and not is_meant:
+        rate = f"a rate ({field}=1/{seconds:g}) or " if field == "period" else ""
+        raise InvalidArgument(
+            f"stream, {field}: expected a number of seconds, and {seconds:g} looks like {rate}milliseconds"
+            f" ({field}={seconds / 1e3:g}); write {field}=datetime.timedelta(seconds={seconds:g}) if it is meant"
+        )
     # Down, since a source rounds its times one by one; the thousandth is for 0.056, which is a little less than that as a float.
     return math.floor(seconds * 1e9 + 1e-3)
 

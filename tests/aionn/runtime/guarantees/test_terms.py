@@ -1,5 +1,6 @@
 """The terms of a stream with a guarantee: seconds as floats, and the mistakes that are named."""
 
+import datetime
 import itertools
 import math
 
@@ -62,11 +63,28 @@ def test_offer_in_seconds_is_not_shorter_than_in_nanoseconds():
         ((0.033, 0.03, 0.03), "less than the deadline"),
         ((0.033, 0.03, -0.001), "jitter: expected a number of seconds of at least 0"),
         ((0.033, 0.03, 4_000_000), "jitter: .*nanoseconds"),
+        ((30, None, None), r"30 looks like a rate \(period=1/30\) or milliseconds \(period=0.03\)"),
+        (
+            (33.3, None, None),
+            r"milliseconds \(period=0.0333\); write period=datetime.timedelta\(seconds=33.3\)",
+        ),
+        ((0.033, 30, None), r"deadline: .* 30 looks like milliseconds \(deadline=0.03\); write"),
+        ((datetime.timedelta(days=2), None, None), r"period: .*at most 86400 \(a day\)"),
+        ((datetime.timedelta(0), None, None), "period: expected a number of seconds above 0"),
     ],
 )
 def test_mistakes_are_named(values, said):
     with pytest.raises(InvalidArgument, match=said):
         stated_terms("gate", *values)
+
+
+def test_long_terms_that_are_meant_have_their_unit():
+    assert stated_terms("gate", 10, None, None).period_ns == 10_000 * MS
+    terms = stated_terms("gate", datetime.timedelta(minutes=1), datetime.timedelta(seconds=30), 0.5)
+    assert (terms.period_ns, terms.deadline_ns, terms.jitter_ns) == (60_000 * MS, 30_000 * MS, 500 * MS)
+    assert stated_terms("gate", datetime.timedelta(milliseconds=40), None, 0).period_ns == 40 * MS
+    with pytest.raises(InvalidArgument, match="looks like a rate"):
+        changed_terms(terms, 25, None, None)
 
 
 def test_name_is_a_short_text():

@@ -1,5 +1,6 @@
 """Streams with a guarantee on a served device: applications in several processes compete for its time."""
 
+import datetime
 import os
 import signal
 import subprocess
@@ -213,7 +214,7 @@ async def test_streams_of_two_runtimes_share_the_ledger(tmp_path, measured_as):
                 await results.change()  # Terms that demand less replace the old ones.
                 await until_admitted(theirs)
                 measured_as(3.0)
-                async with await reserved(theirs, period=20.0):
+                async with await reserved(theirs, period=datetime.timedelta(seconds=20)):
                     with pytest.raises(aionn.NotAdmitted):
                         await results.change()
                 assert results.reservation.duration_ns == 1_000_000_000
