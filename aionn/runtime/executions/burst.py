@@ -45,13 +45,7 @@ from aionn.runtime.executions.writing import ViewsWriter, item_writer
 from aionn.runtime.guarantees.arrivals import FrameArrival
 from aionn.runtime.guarantees.guarantee import StreamGuarantee
 from aionn.runtime.guarantees.stream import GuaranteedStream, ReservedPump, capture_deadline
-from aionn.runtime.guarantees.terms import (
-    Seconds,
-    at_phase,
-    check_guarantee,
-    in_progress_max,
-    stated_terms,
-)
+from aionn.runtime.guarantees.terms import Seconds, at_phase, check_guarantee, in_progress_max, stated_terms
 from aionn.runtime.memory.arguments import check_inputs
 from aionn.runtime.memory.real_values import Writer
 from aionn.runtime.metrics.figures import CompilationFigures
