@@ -252,6 +252,10 @@ class Background:
         except RuntimeError:
             pass
 
+    def in_next_turn(self, call: Callable[[], object]) -> None:
+        """As ``call_soon``, from the loop's thread: a third of the cost, since nothing wakes the loop."""
+        self._loop.call_soon(call)
+
     def report(self, message: str, error: BaseException) -> None:
         """Reports a failure that no caller gets, by the loop's exception handler, which logs it as a rule. From any thread; nothing
         happens where the loop is closed.

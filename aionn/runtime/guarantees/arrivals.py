@@ -71,7 +71,7 @@ class Held:
         grant: The reservation in the ledger of a served device; None on other devices, and when it has ended.
         is_asking: Whether that was asked for another phase, and has not answered.
         by_others: Number of its frames that executions of other applications have blocked.
-        on_loop: What it holds of the event loop; None where that does not count.
+        on_loop: Its time of the event loop; None where that does not count.
         undecided: Frames that were lost, and whose cause is known when the served device has answered, in their order.
         is_way_late: Whether the last frame took longer to the queue of a served device than was counted with, or paid for one.
     """

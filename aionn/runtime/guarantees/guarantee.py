@@ -28,14 +28,14 @@ from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.results import Result
 from aionn.runtime.executions.slot_pool import FrameBuffer
 from aionn.runtime.guarantees.arrivals import FrameArrival, Held, Measured, described
-from aionn.runtime.guarantees.loop_time import BodyTime, LoopParts, loop_ledger, loop_ran_ns
+from aionn.runtime.guarantees.loop_time import LoopParts, loop_ledger, loop_ran_ns
 from aionn.runtime.guarantees.measuring import COLD_EXECUTIONS, TIMINGS_MIN, measure
 from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.runtime.guarantees.stalls import stalls_of_frames, stalls_of_loop
 from aionn.runtime.guarantees.terms import at_phase
 from aionn.scheduler.admission import SHARE_PPM, StreamTerms
 from aionn.scheduler.bandwidth import Label
-from aionn.scheduler.reservations.event_loop import NO_LOOP_COST, USUAL_LOOP_COST
+from aionn.scheduler.reservations.event_loop import NO_LOOP_COST, USUAL_LOOP_COST, LoopLedger
 from aionn.scheduler.reservations.windows import PhasedServer
 from aionn.service.client.reservations import ServedReservation
 
@@ -140,7 +140,6 @@ class StreamGuarantee:
         refusal: Why there is no reservation, where that is allowed.
         held: The reservation; None before the admission, and where it was refused.
         known: The device time by another burst of the same model on the same device; None where it was not measured there.
-        body: Measures the body of the consumer's loop.
         arrivals: The frame that is in each buffer, by the buffer's identifier.
     """
 
@@ -176,11 +175,15 @@ class StreamGuarantee:
         self._is_over = False
         self._overran_count = 0
         self.known: Measured | None = None
-        self.body = BodyTime(reservations.loop)
         self.terms = terms
         self.refusal: NotAdmitted | None = None
         self.held: Held | None = None
         self.arrivals: dict[int, FrameArrival] = {}
+
+    @property
+    def loop(self) -> LoopLedger | None:
+        """The ledger of the event loop; None where its time does not count."""
+        return self._reservations.loop
 
     @property
     def is_asked(self) -> bool:
@@ -410,7 +413,7 @@ class StreamGuarantee:
         self._reservations.restore()
         if loop is not None:
             self._reservations.loop_costs[self._model] = parts.cost(COLD_EXECUTIONS)
-            loop.restart(now_ns(), loop_ran_ns())  # What the warm-up took is not of frames.
+            loop.restart(now_ns(), loop_ran_ns())  # The warm-up is not a part of any frame.
         return measured
 
     async def _paced(self, parts: LoopParts) -> Result:

@@ -6,12 +6,12 @@ of the thread's processor time: it stops while the machine does not run the thre
 
 from __future__ import annotations
 
-import asyncio
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Generator
 from statistics import median_low
 from typing import Any, Generic, TypeVar
+
+import anyio.lowlevel
 
 from aionn.runtime.guarantees.stalls import is_virtual
 from aionn.scheduler.reservations.event_loop import NO_LOOP_COST, LoopCost, LoopLedger
@@ -20,18 +20,19 @@ __all__ = ["BodyTime", "LoopParts", "loop_ledger", "loop_ran_ns"]
 
 _T = TypeVar("_T")
 
-_ledgers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLedger] = weakref.WeakKeyDictionary()
+_of_loop: anyio.lowlevel.RunVar[LoopLedger] = anyio.lowlevel.RunVar("aionn-loop-ledger")
 
 
 def loop_ledger() -> LoopLedger | None:
     """The ledger of the running event loop, for all runtimes on it; None under a virtual clock, where no code takes time."""
-    loop = asyncio.get_running_loop()
     if is_virtual():
         return None
-    found = _ledgers.get(loop)
-    if found is None:
-        found = _ledgers[loop] = LoopLedger()
-    return found
+    try:
+        return _of_loop.get()
+    except LookupError:
+        found = LoopLedger()
+        _of_loop.set(found)
+        return found
 
 
 def loop_ran_ns() -> int:
@@ -98,11 +99,8 @@ class _FirstStep(Generic[_T]):
         try:
             sent = yield waited_for
         except BaseException as e:
-            thrower = getattr(inner, "throw", None)
-            if thrower is None:
-                raise
             try:
-                waited_for = thrower(e)
+                waited_for = inner.throw(e)
             except StopIteration as stop:
                 result = stop.value
                 return result
@@ -123,10 +121,14 @@ class BodyTime:
 
     Args:
         ledger: Gets the times; None where they do not count.
+        call_soon: Calls a function in the loop's next turn.
     """
 
-    def __init__(self, ledger: LoopLedger | None) -> None:
+    def __init__(
+        self, ledger: LoopLedger | None, call_soon: Callable[[Callable[[], object]], object]
+    ) -> None:
         self._ledger = ledger
+        self._call_soon = call_soon
         self._since_ns: int | None = None
 
     def begin(self) -> None:
@@ -134,7 +136,7 @@ class BodyTime:
         if self._ledger is None:
             return
         self._since_ns = loop_ran_ns()
-        asyncio.get_running_loop().call_soon(self._waited)
+        self._call_soon(self._waited)
 
     def _waited(self) -> None:
         self._since_ns = None

@@ -19,6 +19,7 @@ from aionn.runtime.executions.slot_pool import FrameBuffer
 from aionn.runtime.executions.stream import Item, Stream, StreamPump
 from aionn.runtime.guarantees.arrivals import FrameArrival, Measured
 from aionn.runtime.guarantees.guarantee import StreamGuarantee, StreamReservation
+from aionn.runtime.guarantees.loop_time import BodyTime
 from aionn.runtime.guarantees.terms import Seconds, changed_terms
 from aionn.scheduler.bandwidth import Label
 
@@ -109,6 +110,7 @@ class GuaranteedStream(Stream[_T]):
         super().__init__(pump)
         self._guarantee = pump.guarantee
         self._reserved_pump = pump
+        self._body = BodyTime(pump.guarantee.loop, pump.background.in_next_turn)
 
     @property
     def reservation(self) -> StreamReservation | None:
@@ -178,9 +180,9 @@ class GuaranteedStream(Stream[_T]):
     async def __anext__(self) -> StreamResult[_T]:
         if not self._guarantee.is_asked and not self._pump.is_over:
             await self.admit()
-        self._guarantee.body.end()
+        self._body.end()
         result = await super().__anext__()
-        self._guarantee.body.begin()
+        self._body.begin()
         arrival = self._reserved_pump.held_arrival
         label = None if arrival is None else arrival.label(now_ns())
         if label is None:

@@ -112,7 +112,7 @@ class LoopUser(Protocol):
         ...
 
     def loop_changed(self) -> None:
-        """What was counted with last holds from now on."""
+        """The last demands hold from now on."""
         ...
 
 
@@ -363,7 +363,7 @@ class LoopLedger:
 
     def ran(self, cost: LoopCost, now_ns: int, ran: Callable[[], int]) -> None:
         """A frame has come. From time to time the processor time of the thread is compared with that of the executions of all
-        frames since: the rest is what sources, tasks and the application take for each of them.
+        frames since: sources, tasks and the application take the rest.
 
         Args:
             cost: An execution of its stream, as it was measured.
@@ -386,7 +386,7 @@ class LoopLedger:
         self.restart(now_ns, ran_then_ns + ran_ns)
 
     def restart(self, now_ns: int, ran_ns: int) -> None:
-        """Begins a comparison anew: what came before is not of frames alone."""
+        """Begins a comparison anew: other work came before."""
         self._since = (now_ns, ran_ns)
         self._counted_ns = self._count = 0
 

@@ -204,7 +204,7 @@ async def test_body_that_waits_is_no_callback(monkeypatch):
     thread, loop, seen = Thread(), LoopLedger(), []
     monkeypatch.setattr(loop_time, "loop_ran_ns", thread)
     monkeypatch.setattr(loop, "blocked", seen.append)
-    body = BodyTime(loop)
+    body = BodyTime(loop, asyncio.get_running_loop().call_soon)
     body.end()
     body.begin()
     thread.ran_ns += 3 * MS
@@ -213,7 +213,7 @@ async def test_body_that_waits_is_no_callback(monkeypatch):
     await asyncio.sleep(0)
     body.end()
     assert seen == [3 * MS]
-    nothing = BodyTime(None)
+    nothing = BodyTime(None, lambda call: None)
     nothing.begin()
     nothing.end()
 
