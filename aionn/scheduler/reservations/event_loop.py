@@ -50,9 +50,9 @@ LOOP_CAP_PPM = 600_000
 """Share of the loop's time that may be reserved. The rest is for best effort on the same loop, for what an application does beside
 its streams, and for the loop's own work; a loop that is busy for most of the time falls behind and does not recover."""
 
-FACTOR = 2.5
+FACTOR = 3.0
 """By how much a frame of a stream takes more of the loop than an execution alone, as long as no stream has shown that: the wake-ups
-of the source, of the task that executes and of the consumer, and the copy. With frames of 4 KB it is 2.2 to 2.9."""
+of the source, of the task that executes and of the consumer, and the copy. With small frames it is 2.0 to 3.3."""
 
 FACTOR_MAX = 8.0
 """The most by which frames count more than they were measured with: beyond that, other work of the loop is the reason."""

@@ -176,8 +176,8 @@ def run_frames(loop, count, gap_ns, frame_ns, measured_ns):
 def test_factor_is_what_running_frames_take():
     loop = LoopLedger()
     assert loop.factor == FACTOR
-    run_frames(loop, 200, 10 * MS, 600_000, 200_000)
-    assert loop.factor == pytest.approx(3.0, rel=0.02)
+    run_frames(loop, 200, 10 * MS, 800_000, 200_000)
+    assert loop.factor == pytest.approx(4.0, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,13 @@ from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.scheduler.admission import StreamTerms
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.reservations.event_loop import NO_LOOP_COST, USUAL_LOOP_COST, LoopCost, LoopLedger
+from aionn.scheduler.reservations.event_loop import (
+    FACTOR,
+    NO_LOOP_COST,
+    USUAL_LOOP_COST,
+    LoopCost,
+    LoopLedger,
+)
 from tests.aionn.runtime.guarantees.trial import Trial, camera, gate, npu, read
 
 MS = 1_000_000
@@ -37,7 +43,7 @@ def terms(period_ms=33, **values):
     return StreamTerms(name="gate", period_ns=period_ms * MS, **values)
 
 
-COST = Measured(MS, 16, loop=LoopCost(100_000, 100_000))
+COST = Measured(MS, 16, loop=LoopCost(round(250_000 / FACTOR), round(250_000 / FACTOR)))
 """With the factor of streams, half a millisecond of the loop."""
 
 
@@ -81,7 +87,7 @@ def test_each_end_of_a_reservation_gives_the_loop_back(end):
     elif end == "change":
         longer = reservations.change(held[0], terms(66), COST, now_ns=0)
         assert longer is held[0] and loop.count == 20
-        assert loop.share == pytest.approx(0.0005 * (19 / 0.033 + 1 / 0.066))
+        assert loop.share == pytest.approx(0.0005 * (19 / 0.033 + 1 / 0.066), rel=1e-4)
         for one in held:
             reservations.end(one)
     else:
@@ -124,7 +130,7 @@ def test_terms_that_demand_more_are_admitted_beside_the_old_ones():
     quicker = reservations.change(held, terms(20), COST, now_ns=0)
     assert loop.count == 2
     reservations.end(held)
-    assert loop.count == 1 and loop.share == pytest.approx(0.5 / 20)
+    assert loop.count == 1 and loop.share == pytest.approx(0.5 / 20, rel=1e-4)
     reservations.end(quicker)
 
 
@@ -251,7 +257,7 @@ async def test_real_stream_is_measured_on_the_loop_and_gives_it_back(shared_runt
         ):
             found = results.reservation
             assert found.loop_before_ns > 0 and found.loop_after_ns >= 0
-            assert found.loop_before_ns + found.loop_after_ns != USUAL_LOOP_COST.times(2.5).total_ns
+            assert found.loop_before_ns + found.loop_after_ns != USUAL_LOOP_COST.times(FACTOR).total_ns
             assert loop_ledger().count == 1
             assert len(await read(results)) == 3
         assert loop_ledger().count == 0
