@@ -141,7 +141,7 @@ def in_progress_max(terms: StreamTerms) -> int:
 def _ns(field: str, value: Any, least_s: float) -> int:
     is_meant = isinstance(value, datetime.timedelta)
     seconds = checked_seconds(value.total_seconds() if is_meant else value, f"stream, {field}", least=least_s)
-    if seconds > PLAIN_S_MAX and not is_meant:
+    if seconds > PLAIN_S_MAX and not is_meant and field != "jitter":  # That has the deadline as its limit.
         rate = f"a rate ({field}=1/{seconds:g}) or " if field == "period" else ""
         raise InvalidArgument(
             f"stream, {field}: expected a number of seconds, and {seconds:g} looks like {rate}milliseconds"

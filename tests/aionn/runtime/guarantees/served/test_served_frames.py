@@ -1,5 +1,6 @@
 """Frames of streams with a guarantee on a served device: its process orders and measures them, and applications get its labels."""
 
+import datetime
 import subprocess
 import sys
 import textwrap
@@ -120,7 +121,12 @@ async def test_frames_beyond_the_bursts_of_the_device_wait_in_its_queue(tmp_path
     async with served(path, device), aionn.open(drivers=[], sockets=[path]) as runtime:
         net = await runtime.compile(identity())
         async with net.burst(slots=8) as burst:
-            terms = {"guarantee": True, "period": 5.0, "deadline": 15.0, "jitter": 14.0}
+            terms = {
+                "guarantee": True,
+                "period": 5.0,
+                "deadline": datetime.timedelta(seconds=15),
+                "jitter": 14.0,
+            }
             async with burst.stream(camera(1, 2, 3), **terms) as results:
                 statuses = []
 
@@ -143,7 +149,12 @@ async def test_overrun_is_what_the_device_has_measured(tmp_path, measured_as):
     async with served(path, device), aionn.open(drivers=[], sockets=[path]) as runtime:
         net = await runtime.compile(identity())
         async with net.burst(slots=8) as burst, net.burst() as best_effort:
-            terms = {"guarantee": True, "period": 5.0, "deadline": 15.0, "jitter": 14.0}
+            terms = {
+                "guarantee": True,
+                "period": 5.0,
+                "deadline": datetime.timedelta(seconds=15),
+                "jitter": 14.0,
+            }
             async with burst.stream(camera(1), **terms) as long, burst.stream(camera(2), **terms) as waits:
                 found = {}
 
