@@ -211,7 +211,11 @@ def plan_capacity(scenario: Scenario) -> CapacityPlan:
             for number, (device, _) in enumerate(slots)
             if (cost := costs[index][device]) is not None
         }
-        by_slot = dict(sorted(by_slot.items(), key=lambda item: (item[1].duration_ns, item[0])))
+        # With a loop the emptiest first: a full slot has no room for the loop's parts of frames on other slots.
+        held_ppm = {number: ledger.share_ppm(number) if half_ns else 0 for number in by_slot}
+        by_slot = dict(
+            sorted(by_slot.items(), key=lambda item: (item[1].duration_ns, held_ppm[item[0]], item[0]))
+        )
         try:
             admit = functools.partial(
                 ledger.admit, terms[index], by_slot, now_ns=0, chooses_phase=_is_free(streams[index])

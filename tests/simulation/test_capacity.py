@@ -63,6 +63,22 @@ def plan_of(*arguments, **settings):
     return scenario, plan_capacity(scenario)
 
 
+def test_event_loop_is_a_part_of_the_plan_where_its_time_is_stated():
+    """Seven frames of 4 ms fit without it; with a millisecond each on the loop, six do, and ten on two slots."""
+    stated = text_of(16).replace("[[device]]", "loop_s = 0.001\n[[device]]", 1)
+    for text, placed, admitted in (
+        (text_of(16), 7, 7),
+        (stated, 6, 6),
+        (stated.replace("slots = 1", "slots = 2"), 10, 6),
+    ):
+        found = plan_capacity(prepare(workload_from_text(text), 1))
+        assert sum(len(slot.streams) for slot in found.slots) == placed
+        assert found.fits[0].admitted == admitted
+        assert ("event loop" in found.refusals[0].reason) == (placed != 7)
+    with pytest.raises(InvalidArgument, match="loop_s: expected seconds from 0 to 1"):
+        workload_from_text(stated.replace("0.001", "2.0"))
+
+
 def test_equal_streams_have_a_closed_form():
     source = random.Random(4)
     for _ in range(60):

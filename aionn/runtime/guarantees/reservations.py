@@ -262,7 +262,12 @@ class DeviceReservations:
 
     def _costs(self, measured: Measured, granted: ServedReservation | None) -> dict[int, SlotCost]:
         cost = SlotCost(duration_ns=measured.duration_ns, piece_ns=measured.duration_ns)
-        return dict.fromkeys(self._slots if granted is None else (granted.reserved.slot,), cost)
+        if granted is not None:
+            return {granted.reserved.slot: cost}
+        if self.loop is None or not measured.loop.total_ns:
+            return dict.fromkeys(self._slots, cost)
+        # The emptiest first: a full slot has no room for the loop's parts of frames on other slots.
+        return dict.fromkeys(sorted(self._slots, key=self._ledger.share_ppm), cost)
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:

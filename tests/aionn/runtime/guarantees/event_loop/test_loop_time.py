@@ -70,6 +70,16 @@ def test_devices_of_a_loop_share_it_and_count_the_refusal():
     assert "and 500 us of the event loop every 33 ms" in first.lines()[0]
 
 
+def test_slots_are_filled_evenly():
+    """Filled one after the other, the first would have no room for the loop's parts of the others."""
+    reservations = device(LoopLedger(), slots=2)
+    held, _ = filled(reservations)
+    slots = [one.reservation.slot for one in held]
+    assert len(slots) == 30 and slots.count(0) == slots.count(
+        1
+    )  # 15 of 1 ms, and 30 times half a millisecond.
+
+
 @pytest.mark.parametrize("end", ["end", "withdraw", "silent", "by_server", "change"])
 def test_each_end_of_a_reservation_gives_the_loop_back(end):
     loop = LoopLedger()
