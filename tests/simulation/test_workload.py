@@ -83,7 +83,7 @@ def test_mistake_is_told_with_line_and_field(old, new, line, field):
             "build-system = 1\nduration_s",
             ", build-system: expected one of name, duration_s, devices, ",
         ),
-        ("duration_s", "build-system = 1\nduration_s", ", cap; got build-system"),
+        ("duration_s", "build-system = 1\nduration_s", ", cap, loop_s; got build-system"),
     ],
 )
 def test_unknown_field_is_told_with_those_that_there_are(old, new, told):
