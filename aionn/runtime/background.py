@@ -27,6 +27,7 @@ import anyio.lowlevel
 
 from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import Launch
+from aionn.platform.kernel_timer import SharedTimer, TimedCall, goes_by_kernel
 from aionn.platform.loops import Home, finish
 from aionn.platform.process_bound import InThisProcess
 from aionn.realtime import PageLocks
@@ -105,6 +106,7 @@ class Background:
         self._dropped: deque[Callable[[], Coroutine[Any, Any, None]]] = deque()
         self._closings: set[asyncio.Task[None]] = set()
         self._has_ended = False
+        self._timer: SharedTimer | None = None
         self._failures: list[BaseException] = []
 
     @staticmethod
@@ -131,6 +133,7 @@ class Background:
         self.home = Home()
         separate_at_fork(self._loop)
         self._host = asyncio.create_task(self._run(started), name="aionn-runtime")
+        self._host.add_done_callback(lambda _: self._stop_timer())
         self._host.add_done_callback(lambda _: on_end())
         # One loop turn. Cancelled in it or not, ``aclose`` ends the host.
         await finish(started.wait())
@@ -237,9 +240,29 @@ class Background:
         if failure is not None:
             self._failures.append(failure)
 
-    def at(self, time_ns: int, call: Callable[[], None]) -> asyncio.TimerHandle:
-        """Calls at a time on the loop's clock; the handle's ``cancel`` takes that back."""
-        return asyncio.get_running_loop().call_at(time_ns / 1e9, call)
+    def at(self, time_ns: int, call: Callable[[], object]) -> TimedCall | asyncio.TimerHandle:
+        """Calls at a time on the loop's clock; ``cancel`` of the result takes that back."""
+        timer = self._timer
+        if timer is None:
+            timer = self._new_timer()
+            if timer is None:
+                return self._loop.call_at(time_ns / 1e9, call)
+        return timer.at(time_ns, call)
+
+    def _new_timer(self) -> SharedTimer | None:
+        """Begins to watch the one timer of all deadlines; None where timers of the loop must do."""
+        if self._has_ended or not goes_by_kernel(self._loop):
+            return None
+        try:
+            self._timer = SharedTimer(self._loop)
+        except OSError:
+            pass  # No descriptor is left, or the loop has no room to watch one.
+        return self._timer
+
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.close()
 
     def waiter(self) -> Waiter:
         """For the running task to await."""
@@ -292,7 +315,7 @@ class Background:
             task.cancel()
 
         # Loop timers are floats and may fire a few ns early; the deadline then counts as passed.
-        timer = self._loop.call_at(deadline_ns / 1e9, expire)
+        timer = self.at(deadline_ns, expire)
         try:
             return await awaited
         except asyncio.CancelledError:
@@ -339,6 +362,7 @@ class Background:
         await asyncio.wait([host])
         await self.close_dropped()  # Asked for while the host ended.
         self._has_ended = True
+        self._stop_timer()
         if (
             not host.cancelled()
         ):  # asyncio.run does that when its main task ends without having closed the runtime.
