@@ -132,6 +132,7 @@ class Background:
         self._loop = asyncio.get_running_loop()
         self.home = Home()
         separate_at_fork(self._loop)
+        self._new_timer()
         self._host = asyncio.create_task(self._run(started), name="aionn-runtime")
         self._host.add_done_callback(lambda _: self._stop_timer())
         self._host.add_done_callback(lambda _: on_end())

@@ -11,7 +11,7 @@ import datetime
 import math
 import time
 from asyncio import _get_running_loop
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from numbers import Integral
 
 import anyio
@@ -20,7 +20,16 @@ from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import TIME_MAX_NS, check_deadline_ns, duration_text, passed_before_start, wrong_deadline
 from aionn.platform.numbers import DAY_S, MEANT_S_MAX, MEANT_S_MIN, checked_seconds, number_of
 
-__all__ = ["after", "check_deadline", "duration_to_ns", "missed_at", "mistake_in", "now_ns", "to_ns"]
+__all__ = [
+    "after",
+    "check_deadline",
+    "clock_of_loop",
+    "duration_to_ns",
+    "missed_at",
+    "mistake_in",
+    "now_ns",
+    "to_ns",
+]
 
 PAST_NS_MAX = 60_000_000_000
 """A deadline that passed longer ago, and before this process started, is a mistake: nothing that waits is delivered so late."""
@@ -51,6 +60,13 @@ def now_ns() -> int:
         return time.monotonic_ns()
     # Rounded: seconds as a float are seldom exact, and a nanosecond lost here would miss an exact deadline.
     return round(loop.time() * 1e9)
+
+
+def clock_of_loop() -> Callable[[], int]:
+    """The function that gives the time as ``now_ns`` does, for calls in the running loop alone; the kernel's own where it can be."""
+    loop = _get_running_loop()
+    is_real = loop is not None and type(loop).time is _time_of_asyncio
+    return time.monotonic_ns if is_real else now_ns
 
 
 def to_ns(seconds: float, *, what: str) -> int:

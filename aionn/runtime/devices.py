@@ -14,7 +14,7 @@ from aionn.hal import (
     FeatureLevel,
 )
 from aionn.platform.process_bound import InThisProcess
-from aionn.runtime.clock import now_ns
+from aionn.runtime.clock import clock_of_loop
 from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.runtime.settings import ExecutionPath
 from aionn.scheduler.dispatcher import Dispatcher

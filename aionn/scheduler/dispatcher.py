@@ -213,16 +213,16 @@ class Dispatcher:
         before for the same model, serves again if no policy has seen it.
         """
         slot = self._slots[0]
-        if self._jobs or slot.job is not None or self._start_immediately is not start_immediately:
+        if slot.job is not None or self._jobs or self._start_immediately is not start_immediately:
             return None
-        now_ns, duration_ns = self._now(), _believed(declared_ns)
-        limit_ns = NEVER_NS if deadline_ns is None else deadline_ns
-        took_ns = 0 if deadline_ns is None else max(self._estimates.durations_ns(model, duration_ns))
-        if now_ns + took_ns > limit_ns:
+        now_ns = self._now()
+        if deadline_ns is None:
+            deadline_ns = NEVER_NS
+        elif now_ns + max(self._estimates.durations_ns(model, _believed(declared_ns))) > deadline_ns:
             return None
         if again is None or not again.is_unplanned or again.priority is not priority:
             again = unplanned_job(next(self._numbers), priority, model)
-        again.durations_ns, again.deadline_ns, again.started_ns = (duration_ns,), limit_ns, now_ns
+        again.declared_ns, again.deadline_ns, again.started_ns = declared_ns, deadline_ns, now_ns
         slot.job = self._unplanned = again
         return again
 
@@ -233,7 +233,7 @@ class Dispatcher:
             return
         slot, started_ns = self._slots[0], job.started_ns
         self._jobs[job.number] = job
-        expected_ns, least_ns = self._estimates.durations_ns(job.model, job.durations_ns[0])
+        expected_ns, least_ns = self._estimates.durations_ns(job.model, _believed(job.declared_ns))
         job.plan(started_ns, max(expected_ns, least_ns), least_ns)
         self._queue.pass_through(job, slot, started_ns)
         self._start(job, slot, started_ns)
@@ -357,7 +357,10 @@ class Dispatcher:
         if job is self._unplanned:
             self._slots[0].job = self._unplanned = None
             self._passed_count += 1
-            self._learn(job, now_ns, outcome)
+            if outcome == "ended" and job.model is not None:
+                self._estimates.observe(job.model, now_ns - job.started_ns)
+            else:
+                self._learn(job, now_ns, outcome)
             return now_ns
         slot = self._slot_of(job)
         if slot is not None:

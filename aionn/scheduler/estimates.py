@@ -94,23 +94,23 @@ class Estimates:
         """
         if duration_ns < 0:
             raise InvalidArgument(f"estimates: a duration must be at least 0 ns, got {duration_ns}")
-        pair = self._seen.get(key)
-        if pair is not None:
-            if (limit == "at_least" and duration_ns < pair.ordered[0]) or (
-                limit == "at_most" and duration_ns > pair.ordered[-1]
-            ):
+        seen = self._seen
+        pair = seen.get(key)
+        if pair is None:
+            if len(seen) >= KEYS_MAX:
+                seen.popitem(last=False)
+            pair = seen[key] = _Timings()
+        elif limit != "none":
+            ordered = pair.ordered
+            if duration_ns < ordered[0] if limit == "at_least" else duration_ns > ordered[-1]:
                 return
-        else:
-            if len(self._seen) >= KEYS_MAX:
-                self._seen.popitem(last=False)
-            pair = self._seen[key] = _Timings()
         recent, ordered = pair.recent, pair.ordered
         pair.observed_count += 1
         if len(recent) == self._window:
             del ordered[bisect_left(ordered, recent.popleft())]
         recent.append(duration_ns)
         insort(ordered, duration_ns)
-        self._seen.move_to_end(key)
+        seen.move_to_end(key)
 
     def forget(self, key: Hashable) -> None:
         """Drops the timings of a pair that is never asked for again. From any thread, also from a finaliser."""

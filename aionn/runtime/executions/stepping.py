@@ -85,13 +85,15 @@ class DeviceBurst:
     Attributes:
         hal: The driver contract's side of it.
         is_taken: Whether a direct execution runs through it, which has no launch here.
+        gives_launch: Whether its driver gives the launch that a direct execution leaves at the device.
         is_closed: Whether the application has closed it: a launch that ends with DeadObject was ended by that, and not by a death.
     """
 
-    __slots__ = ("_launch", "hal", "is_closed", "is_taken")
+    __slots__ = ("_launch", "gives_launch", "hal", "is_closed", "is_taken")
 
     def __init__(self, hal: HalBurst) -> None:
         self.hal = hal
+        self.gives_launch = hal.in_flight is not None
         self.is_closed = self.is_taken = False
         self._launch: Launch | None = None
 
@@ -102,8 +104,9 @@ class DeviceBurst:
 
     @property
     def is_direct(self) -> bool:
-        """Whether it can execute directly now: it is free, and its driver gives the launch that a call leaves at the device."""
-        return self.is_free and not self.is_closed and self.hal.in_flight is not None
+        """Whether it can execute directly now: it is free and open. Only where ``gives_launch``."""
+        launch = self._launch
+        return not (self.is_taken or self.is_closed) and (launch is None or launch.is_done)
 
     def leave(self) -> Launch | None:
         """Ends a direct execution that was cancelled or has failed; returns its launch if the device has not ended it."""
