@@ -45,6 +45,7 @@ from aionn.errors import (
     general_failure_of,
 )
 from aionn.hal import (
+    TIME_MAX_NS,
     BufferToken,
     BurstByLaunch,
     BurstDefaults,
@@ -189,7 +190,14 @@ class BurstController(BurstByLaunch, BurstDefaults):
             launch = BurstLaunch(self, packet, request)
         elif is_limited:
             launch.packet = packet
-        self._send(launch)
+        try:
+            is_written = self._requests.write_message(packet)
+        except fmq.Error:
+            is_written = False
+        if is_written:
+            self._sent = launch
+        else:
+            self._send(launch)  # It raises the reason.
         self._launch = launch
         payload: bytes | None = None
         self._has_reader = True
@@ -562,6 +570,10 @@ def _limits(
     deadline_ns: int | None, loop_timeout_ns: int | None, frame: ReservedFrame | None = None
 ) -> bytes:
     """The limits of a packet. Raises where one is not valid, or the deadline has passed."""
+    if loop_timeout_ns is None and frame is None and type(deadline_ns) is int:
+        # The usual case, with few calls: each frame of a stream with deadlines has them.
+        if time.monotonic_ns() < deadline_ns <= TIME_MAX_NS:
+            return encode_limits(deadline_ns, None)
     check_deadline_ns(deadline_ns, where="burst")
     check_duration_ns(loop_timeout_ns, where="burst, loop time-out")
     if deadline_ns is not None and (now_ns := time.monotonic_ns()) >= deadline_ns:

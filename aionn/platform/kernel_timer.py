@@ -126,43 +126,48 @@ class TimedCall:
         """Takes it back. Idempotent, and without effect once it was called."""
         if self.call is not None:
             self.call = None
-            self._table.note_cancelled(self)
+            heap = self._table.heap
+            if heap[-1][2] is self:
+                heap.pop()  # The last one is above no other. Executions one after the other leave nothing.
+            else:
+                self._table.note_cancelled()
 
 
 class CallTable:
-    """Calls by their times, without a clock. Calls at the same time come in the order in which they were added."""
+    """Calls by their times, without a clock. Calls at the same time come in the order in which they were added.
 
-    __slots__ = ("_cancelled_count", "_heap", "_numbers")
+    Attributes:
+        heap: The calls with their times and numbers, and some that were taken back.
+    """
+
+    __slots__ = ("_cancelled_count", "_numbers", "heap")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, TimedCall]] = []
+        self.heap: list[tuple[int, int, TimedCall]] = []
         self._numbers = itertools.count()
         self._cancelled_count = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self.heap)
 
     def add(self, time_ns: int, call: Callable[[], object]) -> TimedCall:
         """Adds a call."""
         timed = TimedCall(self, call)
-        heappush(self._heap, (time_ns, next(self._numbers), timed))
+        heappush(self.heap, (time_ns, next(self._numbers), timed))
         return timed
 
-    def note_cancelled(self, timed: TimedCall) -> None:
-        """A call of the table was taken back."""
-        heap = self._heap
-        if heap[-1][2] is timed:
-            heap.pop()  # The last one is above no other. Executions one after the other leave nothing.
-            return
+    def note_cancelled(self) -> None:
+        """A call that stays in the table was taken back."""
+        heap = self.heap
         self._cancelled_count += 1
         if self._cancelled_count > CANCELLED_MAX and 2 * self._cancelled_count > len(heap):
-            self._heap = [entry for entry in heap if entry[2].call is not None]
-            heapify(self._heap)
+            heap[:] = [entry for entry in heap if entry[2].call is not None]
+            heapify(heap)
             self._cancelled_count = 0
 
     def first_ns(self) -> int | None:
         """The time of the first call; None without one."""
-        heap = self._heap
+        heap = self.heap
         while heap:
             if heap[0][2].call is not None:
                 return heap[0][0]
@@ -175,7 +180,7 @@ class CallTable:
         first_ns = self.first_ns()
         if first_ns is None or first_ns > now_ns:
             return None
-        timed = heappop(self._heap)[2]
+        timed = heappop(self.heap)[2]
         call, timed.call = timed.call, None
         return call
 

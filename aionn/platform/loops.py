@@ -210,12 +210,16 @@ def caller(call: Callable[[], object]) -> Callable[[], object]:
 
 
 class Home:
-    """The loop that runs where this is made, and its process."""
+    """The loop that runs where this is made, and its process.
 
-    __slots__ = ("_loop", "_pid")
+    Attributes:
+        loop: That loop.
+    """
+
+    __slots__ = ("_pid", "loop")
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._pid = os.getpid()
 
     def check(self, where: str) -> None:
@@ -225,13 +229,13 @@ class Home:
             InvalidArgument: Another loop runs here, or none.
         """
         # In a forked child no loop counts as running until it runs one of its own.
-        if asyncio._get_running_loop() is not self._loop:
+        if asyncio._get_running_loop() is not self.loop:
             raise InvalidArgument(f"{where}: {self._elsewhere()}")
 
     @property
     def is_here(self) -> bool:
         """Whether that loop runs the caller."""
-        return asyncio._get_running_loop() is self._loop
+        return asyncio._get_running_loop() is self.loop
 
     def _elsewhere(self) -> str:
         if os.getpid() != self._pid:

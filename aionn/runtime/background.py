@@ -26,7 +26,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from aionn.errors import InvalidArgument, MissedDeadline
-from aionn.hal import Launch
+from aionn.hal import ExecutionResult, Launch
 from aionn.platform.kernel_timer import SharedTimer, TimedCall, goes_by_kernel
 from aionn.platform.loops import Home, finish
 from aionn.platform.process_bound import InThisProcess
@@ -331,6 +331,47 @@ class Background:
             timer.cancel()
         if awaited.status != FenceStatus.PENDING if isinstance(awaited, SyncFence) else awaited.is_done:
             return await awaited  # It ended in the same turn of the loop.
+        raise MissedDeadline(message(), transient=True)
+
+    async def in_time_directly(
+        self,
+        deadline_ns: int,
+        execution: Coroutine[Any, Any, ExecutionResult],
+        in_flight: Callable[[], Launch | None],
+        message: Callable[[], str],
+    ) -> ExecutionResult:
+        """As ``in_time``, for ``execute_synchronously`` of a burst, which asks its device to stop.
+
+        Args:
+            deadline_ns: Absolute.
+            execution: The call of the burst.
+            in_flight: That of the burst.
+            message: See ``in_time``.
+        """
+        task = asyncio.current_task(self._loop)
+        assert task is not None, "coroutines run in tasks"
+        cancelled_before = task.cancelling()
+        late: Launch | None = None
+
+        def expire() -> None:
+            nonlocal late
+            late = in_flight()
+            if late is not None:  # Otherwise it has ended in this turn of the loop.
+                task.cancel()
+
+        timer = self.at(deadline_ns, expire)
+        try:
+            return await execution
+        except asyncio.CancelledError:
+            if late is None:
+                raise
+            if task.uncancel() > cancelled_before:
+                await anyio.lowlevel.checkpoint_if_cancelled()  # See ``in_time``.
+                raise
+        finally:
+            timer.cancel()
+        if late.is_done and not late.is_cancelled:
+            return late.outcome()  # It ended in the same turn of the loop.
         raise MissedDeadline(message(), transient=True)
 
     def run_in_loop(self, call: Callable[[], object]) -> None:

@@ -95,6 +95,8 @@ def after(seconds: float) -> int:
     Raises:
         InvalidArgument: ``seconds`` is negative or not a number, or more than ``DAY_S``: nanoseconds, as a rule.
     """
+    if type(seconds) is float and 0.0 <= seconds <= DAY_S:
+        return now_ns() + round(seconds * 1e9)  # As below, for each frame of a stream.
     if _is_infinite(seconds):
         return TIME_MAX_NS
     return now_ns() + _rounded(checked_seconds(seconds, "after", advice="None means no deadline"))

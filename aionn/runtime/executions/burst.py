@@ -277,11 +277,13 @@ class Burst(InThisProcess):
             asked_ns = now_ns()
             buffer = await self._waited_for(deadline, rank)
         try:
-            buffer.area.write(buffer.inputs, values)
+            for view, value in zip(buffer.views, values):
+                if value is not None:
+                    view[...] = value  # The check has compared their types.
             if self._background.starting_count:
                 await anyio.lowlevel.checkpoint()
             # As ``_run``, but the execution takes the buffer over: it leaves it when the device is done.
-            work = None if asked_ns else passed_through(buffer, deadline, rank, measure)
+            work = None if asked_ns or measure else buffer.steps[0].pass_through(rank, deadline)
             job = job_of(buffer, deadline, rank, measure, True) if work is None else None
         except BaseException:
             pool.leave(buffer)

@@ -22,7 +22,6 @@ from aionn.hal import (
     Launch,
     Priority,
     check_abilities,
-    check_launch,
     dimensions_are_known,
 )
 from aionn.hal.callers import frame_of_launch
@@ -61,7 +60,7 @@ _logger = logging.getLogger("aionn.execution")
 class _StepInBurst(Step):
     """A step over one buffer, launched through a burst of its device."""
 
-    __slots__ = ("_buffer", "_bursts", "_index", "_inside", "_needs_job", "_own", "_request", "_work")
+    __slots__ = ("_buffer", "_bursts", "_direct", "_index", "_inside", "_own", "_request", "_work")
 
     def __init__(
         self,
@@ -80,22 +79,23 @@ class _StepInBurst(Step):
         owner = buffer.owner
         is_watched = owner.figures is not None or owner.report is not None
         is_launched = len(plan.steps) == 1 and isinstance(opened, list)
-        self._needs_job = not is_launched or key is None or is_watched
+        needs_job = not is_launched or key is None or is_watched
         self._work: TaskJob | None = None
         # Nothing changes from frame to frame but the values, so the request is made once.
         self._request = buffer.area.request(step.inputs, step.outputs)
         self._inside = None if isinstance(opened, list) else opened
         self._bursts = opened if isinstance(opened, list) else opened.bursts
         # This one knows the memory of the request.
-        self._own = self._bursts[buffer.identifier % len(self._bursts)] if self._bursts else None
+        own = self._own = self._bursts[buffer.identifier % len(self._bursts)] if self._bursts else None
+        self._direct = None if needs_job or own is None or not own.gives_launch else own
 
     @property
     def is_closed(self) -> bool:
         return any(burst.is_closed for burst in self._bursts)
 
     def pass_through(self, rank: Priority, deadline_ns: int | None) -> TaskJob | None:
-        own = self._own
-        if self._needs_job or own is None or not own.is_direct:
+        own = self._direct
+        if own is None or own.is_taken or own.is_closed or not ((last := own.last) is None or last.is_done):
             return None
         if is_tracing() or _logger.isEnabledFor(logging.DEBUG):
             return None
@@ -109,28 +109,33 @@ class _StepInBurst(Step):
     async def run_directly(
         self, work: TaskJob, rank: Priority, deadline_ns: int | None, *, copy: bool
     ) -> Result:
-        burst, buffer, started_ns = self._own, self._buffer, work.started_ns
+        burst, buffer, started_ns = self._direct, self._buffer, work.started_ns
         leave = buffer.leave
         assert burst is not None, "it has passed through"
         burst.is_taken = True
+        hal = burst.hal
         try:
             if deadline_ns is None:
-                result = await burst.hal.execute_synchronously(self._request, buffer.identifiers)
+                result = await hal.execute_synchronously(self._request, buffer.identifiers)
             else:
-                launch = burst.hal.launch(self._request, buffer.identifiers, deadline_ns=deadline_ns)
-                check_launch(launch, "burst")
-                result = await buffer.owner.background.in_time(deadline_ns, launch, _passed)
+                execution = hal.execute_synchronously(
+                    self._request, buffer.identifiers, deadline_ns=deadline_ns
+                )
+                assert hal.in_flight is not None, "it gives its launch"
+                result = await buffer.owner.background.in_time_directly(
+                    deadline_ns, execution, hal.in_flight, _passed
+                )
         except BaseException as e:
             job = self._job(leave, work, rank, deadline_ns, copy)
             return await run_direct(job, burst.leave(), work, e)
         burst.is_taken = False
         known = buffer.checked[0]
-        is_known = result is known or result == known  # A device in this process makes a new one each time.
-        landed_ns = self.dispatcher.release(work, outcome="ended" if is_known else outcome_of_end(result))
-        if not is_known:
+        if result is not known and result != known:  # A device in this process makes a new one each time.
+            landed_ns = self.dispatcher.release(work, outcome=outcome_of_end(result))
             job = self._job(leave, work, rank, deadline_ns, copy)
             job.landed_ns, job.launched = landed_ns, ended(result)
             return await run_job(job)
+        landed_ns = self.dispatcher.release(work)
         owner = buffer.owner
         try:
             outputs = buffer.area.outputs(owner.outputs, copy=copy)

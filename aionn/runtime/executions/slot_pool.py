@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import functools
+from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -37,6 +38,7 @@ class FrameBuffer:
         steps: The steps that are executed over the memory.
         owner: The common part of its executions.
         inputs: Keys of the inputs in the memory.
+        views: Views of these.
         leave: Called at the end of each of its executions.
         successor: The one that is used in its place once its last user leaves it; None for itself.
         retire: Called then, once.
@@ -55,6 +57,7 @@ class FrameBuffer:
         "steps",
         "successor",
         "users",
+        "views",
     )
 
     def __init__(
@@ -67,6 +70,7 @@ class FrameBuffer:
         self.steps: Sequence[Step] = ()
         self.owner = owner
         self.inputs = inputs
+        self.views = tuple([area.view(key) for key in inputs])
         self.leave: Callable[[object], None] = nothing
         self.successor: FrameBuffer | None = None
         self.retire: Callable[[], None] = nothing
@@ -195,16 +199,20 @@ class SlotPool:
         Raises:
             InvalidArgument: The burst is not open.
         """
+        free = self._free
+        if self._closed or not free or _get_running_loop() is not self._background.home.loop:
+            self._check_open()
+            return None
+        buffer = free.pop()
+        buffer.users = 1
+        return buffer
+
+    def _check_open(self) -> None:
         if self._closed:
             raise InvalidArgument("burst: closed; use it inside its async with, or call net.burst() again")
         if not self._buffers:
             raise InvalidArgument("burst: not open; use it with async with")
         self._background.home.check("burst")
-        if not self._free:
-            return None
-        buffer = self._free.pop()
-        buffer.users = 1
-        return buffer
 
     async def take(self, deadline_ns: int | None) -> FrameBuffer:
         """Waits for a buffer, but not beyond the deadline; the caller must leave it.

@@ -84,29 +84,24 @@ class DeviceBurst:
 
     Attributes:
         hal: The driver contract's side of it.
+        last: The last launch through it; None where there was none.
         is_taken: Whether a direct execution runs through it, which has no launch here.
         gives_launch: Whether its driver gives the launch that a direct execution leaves at the device.
         is_closed: Whether the application has closed it: a launch that ends with DeadObject was ended by that, and not by a death.
     """
 
-    __slots__ = ("_launch", "gives_launch", "hal", "is_closed", "is_taken")
+    __slots__ = ("gives_launch", "hal", "is_closed", "is_taken", "last")
 
     def __init__(self, hal: HalBurst) -> None:
         self.hal = hal
         self.gives_launch = hal.in_flight is not None
         self.is_closed = self.is_taken = False
-        self._launch: Launch | None = None
+        self.last: Launch | None = None
 
     @property
     def is_free(self) -> bool:
         """Whether nothing runs through it."""
-        return not self.is_taken and (self._launch is None or self._launch.is_done)
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether it can execute directly now: it is free and open. Only where ``gives_launch``."""
-        launch = self._launch
-        return not (self.is_taken or self.is_closed) and (launch is None or launch.is_done)
+        return not self.is_taken and (self.last is None or self.last.is_done)
 
     def leave(self) -> Launch | None:
         """Ends a direct execution that was cancelled or has failed; returns its launch if the device has not ended it."""
@@ -114,7 +109,7 @@ class DeviceBurst:
         assert self.hal.in_flight is not None, "it was executed directly"
         launch = self.hal.in_flight()
         if launch is not None:
-            self._launch = launch
+            self.last = launch
         return launch
 
     def launch(self, request: Request, identifiers: Sequence[int], job: Conditions) -> Launch:
@@ -129,12 +124,12 @@ class DeviceBurst:
             loop_timeout_ns=job.loop_timeout_ns,
         )
         check_launch(launch, "burst")
-        self._launch = launch
+        self.last = launch
         return launch
 
     async def landed(self) -> None:
         """Waits until nothing runs through it."""
-        launch = self._launch
+        launch = self.last
         if self.is_taken and self.hal.in_flight is not None:
             launch = self.hal.in_flight()
         if launch is not None:

@@ -151,12 +151,13 @@ def check_inputs(
     Raises:
         InvalidArgument: Wrong number, type or shape, or one is missing; names the input, the expected and the actual value.
     """
+    if type(values) is list and len(values) == 1 == len(specs):
+        # As below, in half of the time: most models have one, and each frame is checked.
+        v, s = values[0], specs[0]
+        if type(v) is np.ndarray and v.shape == s.dimensions and v.dtype is _dtype_of(s.type) and v.size:
+            return values
     if not isinstance(values, (list, tuple)) or len(values) != len(specs):
         raise _not_a_list_of(specs, values)
-    if len(specs) == 1:  # As below, in half of the time: most models have one, and each frame is checked.
-        v, s = values[0], specs[0]
-        if type(v) is np.ndarray and v.shape == s.dimensions and v.dtype == _dtype_of(s.type) and v.size:
-            return [v]
     return [
         # The usual case first: an array with exactly the model's type and shape.
         v
@@ -464,7 +465,8 @@ class RequestArea:
         if copy and not (self._bound or self._targets or self._declared):
             # The usual case, most of all with one output.
             if len(keys) == 1:
-                return (self.view(keys[0]).copy(),)
+                view = self._views.get(keys[0])
+                return ((self.view(keys[0]) if view is None else view).copy(),)
             return tuple([self.view(key).copy() for key in keys])
         views = []
         for key in keys:
