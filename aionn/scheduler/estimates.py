@@ -42,17 +42,33 @@ class _Timings:
     """The timings of a pair.
 
     Attributes:
-        recent: The last ones, in their order.
+        recent: The last ones before ``unsorted``, in their order.
         ordered: The same, ascending.
-        observed_count: Number of all.
+        unsorted: Those that came after them, since the last question.
+        observed_count: Number of all but ``unsorted``.
     """
 
-    __slots__ = ("observed_count", "ordered", "recent")
+    __slots__ = ("observed_count", "ordered", "recent", "unsorted")
 
-    def __init__(self) -> None:
-        self.recent: deque[int] = deque()
+    def __init__(self, window: int) -> None:
+        self.recent: deque[int] = deque(maxlen=window)
         self.ordered: list[int] = []
+        self.unsorted: list[int] = []
         self.observed_count = 0
+
+    def sort(self) -> None:
+        """Takes up what came since the last question."""
+        recent, ordered, unsorted = self.recent, self.ordered, self.unsorted
+        self.observed_count += len(unsorted)
+        if len(unsorted) == 1:  # As below, for a question after each timing.
+            if len(recent) == recent.maxlen:
+                del ordered[bisect_left(ordered, recent[0])]
+            insort(ordered, unsorted[0])
+            recent.append(unsorted[0])
+        else:
+            recent.extend(unsorted)
+            ordered[:] = sorted(recent)
+        unsorted.clear()
 
 
 class Estimates:
@@ -99,18 +115,23 @@ class Estimates:
         if pair is None:
             if len(seen) >= KEYS_MAX:
                 seen.popitem(last=False)
-            pair = seen[key] = _Timings()
+            pair = seen[key] = _Timings(self._window)
         elif limit != "none":
-            ordered = pair.ordered
+            ordered = self._sorted(pair)
             if duration_ns < ordered[0] if limit == "at_least" else duration_ns > ordered[-1]:
                 return
-        recent, ordered = pair.recent, pair.ordered
-        pair.observed_count += 1
-        if len(recent) == self._window:
-            del ordered[bisect_left(ordered, recent.popleft())]
-        recent.append(duration_ns)
-        insort(ordered, duration_ns)
+        # Sorted by the next question: most executions have no deadline, and nothing is asked.
+        unsorted = pair.unsorted
+        unsorted.append(duration_ns)
+        if len(unsorted) >= self._window:
+            pair.sort()
         seen.move_to_end(key)
+
+    @staticmethod
+    def _sorted(pair: _Timings) -> list[int]:
+        if pair.unsorted:
+            pair.sort()
+        return pair.ordered
 
     def forget(self, key: Hashable) -> None:
         """Drops the timings of a pair that is never asked for again. From any thread, also from a finaliser."""
@@ -127,6 +148,8 @@ class Estimates:
         pair = self._seen.get(key)
         if pair is None:
             return int(default_ns * (1 + MARGIN)) or 1, default_ns or 1
+        if pair.unsorted:
+            pair.sort()
         ordered = pair.ordered
         count = len(ordered)
         expected_ns = int(ordered[self._ranks[count]] * self._factors[count]) or 1
@@ -140,6 +163,8 @@ class Estimates:
         """As ``duration_ns``, without the first ``COLD_COUNT`` timings of a pair if there are others: an engine that has just
         prepared a model fills its caches with these, which no later execution does."""
         pair = self._seen.get(key)
+        if pair is not None:
+            self._sorted(pair)
         cold_count = 0 if pair is None else COLD_COUNT - (pair.observed_count - len(pair.recent))
         if pair is None or cold_count <= 0 or len(pair.recent) <= cold_count:
             return self.duration_ns(key, default_ns)
@@ -153,4 +178,4 @@ class Estimates:
     def count(self, key: Hashable) -> int:
         """Number of timings of a pair that count now."""
         pair = self._seen.get(key)
-        return 0 if pair is None else len(pair.ordered)
+        return 0 if pair is None else len(self._sorted(pair))

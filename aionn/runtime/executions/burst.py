@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, overl
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import numpy as np
 
 from aionn.errors import ExecutionCancelled, InvalidArgument, ResourceExhausted, shortages_raised, status_of
 from aionn.hal import Priority, whole_number
@@ -34,7 +35,6 @@ from aionn.runtime.executions.opened_plan import (
     OpenedPlan,
     check_known_shapes,
     job_of,
-    passed_through,
 )
 from aionn.runtime.executions.results import PriorityName, Result, flag_of, priority_of
 from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, SlotPool, nothing
@@ -46,7 +46,7 @@ from aionn.runtime.guarantees.arrivals import FrameArrival
 from aionn.runtime.guarantees.guarantee import StreamGuarantee
 from aionn.runtime.guarantees.stream import GuaranteedStream, ReservedPump, capture_deadline
 from aionn.runtime.guarantees.terms import Seconds, at_phase, check_guarantee, in_progress_max, stated_terms
-from aionn.runtime.memory.arguments import check_inputs
+from aionn.runtime.memory.arguments import Array, check_inputs, usual_input
 from aionn.runtime.memory.real_values import Writer
 from aionn.runtime.metrics.figures import CompilationFigures
 from aionn.scheduler.admission import StreamTerms
@@ -105,6 +105,7 @@ class Burst(InThisProcess):
         check_known_shapes(plan)
         self._background, self._plan, self._owner = background, plan, owner
         self._inputs = plan.inputs
+        self._usual = usual_input(plan.inputs)
         self._needed = functools.cache(functools.partial(needed_inputs, plan.model))
         self._priority, self._figures = priority, figures
         self._polling = polling or {}
@@ -246,9 +247,10 @@ class Burst(InThisProcess):
     ) -> Coroutine[Any, Any, Result]:
         """Executes what is in a buffer, which the execution uses from now on, beside its present user."""
         buffer.users += 1
-        work = passed_through(buffer, deadline_ns, priority, measure)
+        step = buffer.steps[0]
+        work = None if measure else step.pass_through(priority, deadline_ns)
         if work is not None:
-            return buffer.steps[0].run_directly(work, priority, deadline_ns, copy=copy)
+            return step.run_directly(work, priority, deadline_ns, copy=copy)
         return run_job(job_of(buffer, deadline_ns, priority, measure, copy))
 
     async def execute(
@@ -268,7 +270,18 @@ class Burst(InThisProcess):
             deadline = check_deadline(deadline, where="burst")
         if measure is not False:
             measure = flag_of(measure, "measure")
-        values = check_inputs(self._inputs, inputs, self._needed)
+        usual = self._usual
+        if (
+            usual is not None
+            and type(inputs) is list
+            and len(inputs) == 1
+            and type(array := inputs[0]) is np.ndarray
+            and array.shape == usual.dimensions
+            and array.dtype is usual.dtype
+        ):
+            values: Sequence[Array | None] = (array,)
+        else:
+            values = check_inputs(self._inputs, inputs, self._needed)
         rank = self._priority if priority is None else priority_of(priority)
         pool = self._pool
         asked_ns = 0

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from aionn.runtime.placement.plan import Plan
 
 
-__all__ = ["KeptAreas", "OpenedPlan", "check_known_shapes", "job_of", "passed_through"]
+__all__ = ["KeptAreas", "OpenedPlan", "check_known_shapes", "job_of"]
 
 
 _logger = logging.getLogger("aionn.execution")
@@ -292,13 +292,6 @@ class OpenedPlan:
 def _passed() -> str:
     """The message for a deadline that passes during a direct execution."""
     return f"execution: the deadline passed while {ExecutionState.RUNNING.value}"
-
-
-def passed_through(
-    buffer: FrameBuffer, deadline_ns: int | None, priority: Priority, measure: bool
-) -> TaskJob | None:
-    """The slot of a direct execution of what is in a buffer, for ``Step.run_directly``; None where it takes a job."""
-    return None if measure else buffer.steps[0].pass_through(priority, deadline_ns)
 
 
 def job_of(

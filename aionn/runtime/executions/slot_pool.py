@@ -303,6 +303,11 @@ class SlotPool:
             if lender.spare():
                 return
 
+    def note_spare(self) -> None:
+        """A stream has a finished item: its buffer is spared for an execution that waits, if there is one."""
+        if self._demand:
+            self._reclaim()
+
     def offer_free(self) -> None:
         """Offers a free buffer to those that wait: one of them can use it now."""
         if self._waiting and self._free:

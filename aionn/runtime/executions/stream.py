@@ -23,6 +23,7 @@ Invariants:
 
 from __future__ import annotations
 
+from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from types import TracebackType
@@ -193,7 +194,6 @@ class StreamPump:
                 await waiter.future
 
     async def _execute_item(self, item: Item, buffer: FrameBuffer) -> None:
-        buffer.users += 1
         try:
             item.result = await self._execute(buffer, item.deadline_ns if self._drops_late else None)
         except MissedDeadline as e:
@@ -205,12 +205,11 @@ class StreamPump:
                 item.error = e
         except BaseException as e:
             if self.is_over and isinstance(e, (Cancelled, *INTERRUPTS)):
-                self._pool.leave(buffer)
                 raise
             item.error = _raisable(e)
         item.finished_ns = now_ns()
         item.is_finished = True
-        self._pool.leave(buffer)  # Now it can be spared.
+        self._pool.note_spare()
         if self.items and self.items[0] is item:
             self._wake_consumer()
         del item  # Its error refers to this frame.
@@ -518,7 +517,8 @@ class Stream(InThisProcess, AsyncIterator[StreamResult[_T]]):
         return self
 
     async def __anext__(self) -> StreamResult[_T]:
-        self._home.check("stream")
+        if _get_running_loop() is not self._home.loop:
+            self._home.check("stream")
         if self._asked:
             raise InvalidArgument("stream: expected one consumer, but another task waits for the next result")
         pump = self._pump

@@ -13,8 +13,7 @@ import numpy as np
 
 from aionn.errors import InvalidArgument, class_text
 from aionn.runtime.executions.slot_pool import FrameBuffer
-from aionn.runtime.memory.arguments import Array, TensorSpec, check_inputs
-from aionn.runtime.memory.real_values import Writer
+from aionn.runtime.memory.arguments import Array, TensorSpec, check_inputs, usual_input
 
 __all__ = ["ViewsWriter", "item_writer"]
 
@@ -39,10 +38,12 @@ def item_writer(
             f"stream, into: expected a function into(item, view), got {class_text(into)}; see aionn.image_writer"
         )
     if len(inputs) == 1:
-        write: Callable[[Any, Array], object] = into or _array_writer(inputs[0])
+        if into is None:
+            return _array_writer(inputs)
+        write: Callable[[Any, Array], object] = into
 
         def write_one(item: Any, buffer: FrameBuffer) -> None:
-            view = buffer.area.view(buffer.inputs[0]).view()
+            view = buffer.views[0].view()
             returned = write(item, view)
             if returned is not None:
                 _check_returned(returned, view)
@@ -115,11 +116,20 @@ class _ItemWriter:
             views[name][...] = array
 
 
-def _array_writer(spec: TensorSpec) -> Writer:
-    def write(value: Any, view: Array) -> None:
-        (array,) = check_inputs([spec], [value])
+def _array_writer(specs: Sequence[TensorSpec]) -> Callable[[Any, FrameBuffer], object]:
+    usual = usual_input(specs)
+
+    def write(value: Any, buffer: FrameBuffer) -> None:
+        array: Array | None = value
+        if (
+            usual is None
+            or type(value) is not np.ndarray
+            or value.shape != usual.dimensions
+            or value.dtype is not usual.dtype
+        ):
+            (array,) = check_inputs(specs, [value])
         if array is None:
-            raise InvalidArgument(f"stream: expected an array for {spec.name}, got None")
-        view[...] = array
+            raise InvalidArgument(f"stream: expected an array for {specs[0].name}, got None")
+        buffer.views[0][...] = array
 
     return write

@@ -54,6 +54,7 @@ __all__ = [
     "declared_spec",
     "output_target",
     "tensor_spec",
+    "usual_input",
 ]
 
 _logger = logging.getLogger("aionn.memory")
@@ -130,6 +131,25 @@ def declared_spec(
 _dtype_of = functools.cache(operand_dtype)
 """As ``operand_dtype``, in a third of the time: at most one entry for each operand type."""
 
+class UsualInput(NamedTuple):
+    """The form of the only input of a model that nearly all values have, by which each frame is checked first.
+
+    Attributes:
+        dimensions: Its shape.
+        dtype: Its element type.
+    """
+
+    dimensions: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def usual_input(specs: Sequence[TensorSpec]) -> UsualInput | None:
+    """The form of a model's only input: an array of exactly this type and shape fits. None where ``check_inputs`` has to look."""
+    if len(specs) != 1 or not all(specs[0].dimensions):
+        return None
+    return UsualInput(specs[0].dimensions, specs[0].dtype)
+
+
 BOUND = object()
 """Stands for an input in a memory of the application's own."""
 
@@ -151,13 +171,12 @@ def check_inputs(
     Raises:
         InvalidArgument: Wrong number, type or shape, or one is missing; names the input, the expected and the actual value.
     """
-    if type(values) is list and len(values) == 1 == len(specs):
-        # As below, in half of the time: most models have one, and each frame is checked.
-        v, s = values[0], specs[0]
-        if type(v) is np.ndarray and v.shape == s.dimensions and v.dtype is _dtype_of(s.type) and v.size:
-            return values
     if not isinstance(values, (list, tuple)) or len(values) != len(specs):
         raise _not_a_list_of(specs, values)
+    if len(specs) == 1:  # As below, in half of the time: most models have one, and each frame is checked.
+        v, s = values[0], specs[0]
+        if type(v) is np.ndarray and v.shape == s.dimensions and v.dtype == _dtype_of(s.type) and v.size:
+            return [v]
     return [
         # The usual case first: an array with exactly the model's type and shape.
         v
@@ -462,12 +481,19 @@ class RequestArea:
 
     def outputs(self, keys: Sequence[int], *, copy: bool) -> tuple[Array, ...]:
         """Results: arrays of their own, or read-only views; values in the application's memory are always views."""
-        if copy and not (self._bound or self._targets or self._declared):
+        if not (self._bound or self._targets or self._declared):
             # The usual case, most of all with one output.
             if len(keys) == 1:
-                view = self._views.get(keys[0])
-                return ((self.view(keys[0]) if view is None else view).copy(),)
-            return tuple([self.view(key).copy() for key in keys])
+                array = self._views.get(keys[0])
+                if array is None:
+                    array = self.view(keys[0])
+                if copy:
+                    return (array.copy(),)
+                array = array.view()
+                array.setflags(write=False)
+                return (array,)
+            if copy:
+                return tuple([self.view(key).copy() for key in keys])
         views = []
         for key in keys:
             if key in self._bound:
