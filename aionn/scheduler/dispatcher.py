@@ -70,6 +70,9 @@ KEPT_NS = 1_000_000_000
 """Time after a job above LOW for which one slot is kept from LOW jobs: longer than the period of most streams. A device without
 such jobs has all of its slots for LOW ones."""
 
+NONE_PASSES = RESERVED
+"""The least priority of jobs that pass through while time is reserved, which is no priority."""
+
 OWN = "a dispatcher has only jobs that it made itself"
 
 Outcome = Literal["ended", "late", "failed"]
@@ -124,11 +127,12 @@ class Dispatcher:
         self._rejections: dict[Hashable, int] = {}
         self._keeps_slot = keeps_slot and slot_count > 1 and not can_preempt
         self._start_immediately = self._start_unless_kept if self._keeps_slot else start_immediately
+        self._least_passing = self._least_unreserved = Priority.MEDIUM if self._keeps_slot else Priority.LOW
         self._preempts_without_reservations = can_preempt
         self._room_ns = NEVER_NS
         self._blocking = Blocking(self._slots)
         self._urgent_ns = -KEPT_NS
-        self._unplanned: TaskJob | None = None
+        self._passing_count = 0
         self._passed_count = 0
         self._counts = dict.fromkeys(("preempted", "overran", "probed"), 0)
 
@@ -208,14 +212,21 @@ class Dispatcher:
         model: Hashable,
         declared_ns: int | None,
     ) -> TaskJob | None:
-        """As ``enter``, for a job that an idle device ends in time: no policy could decide otherwise, so that none is asked unless
-        another job comes while it runs. Returns None where there is more to decide. ``again``, the job that this call has returned
-        before for the same model, serves again if no policy has seen it.
+        """As ``enter``, for a job that a free slot ends in time while none waits: no policy could decide otherwise, so that none is
+        asked unless a job comes, while it runs, that does not pass. Returns None where there is more to decide. ``again``, the job
+        that this call has returned before for the same model, serves again if no policy has seen it.
         """
-        slot = self._slots[0]
-        if slot.job is not None or self._jobs or self._start_immediately is not start_immediately:
+        if self._jobs or priority < self._least_passing:
             return None
-        now_ns = self._now()
+        now_ns, free = self._now(), None
+        for slot in self._slots:
+            running = slot.job
+            if running is None:
+                free = free or slot
+            elif running.deadline_ns <= now_ns:
+                return None
+        if free is None:
+            return None
         if deadline_ns is None:
             deadline_ns = NEVER_NS
         elif now_ns + max(self._estimates.durations_ns(model, _believed(declared_ns))) > deadline_ns:
@@ -223,20 +234,28 @@ class Dispatcher:
         if again is None or not again.is_unplanned or again.priority is not priority:
             again = unplanned_job(next(self._numbers), priority, model)
         again.declared_ns, again.deadline_ns, again.started_ns = declared_ns, deadline_ns, now_ns
-        slot.job = self._unplanned = again
+        free.job, again.passing = again, free
+        self._passing_count += 1
+        if self._keeps_slot:
+            self._urgent_ns = now_ns
         return again
 
     def _plan_unplanned(self) -> None:
-        """Shows the policy the job that has passed through, since another one has come or is asked about."""
-        job, self._unplanned = self._unplanned, None
-        if job is None:
+        """Shows the policy the jobs that pass through, since another one has come or is asked about."""
+        if not self._passing_count:
             return
-        slot, started_ns = self._slots[0], job.started_ns
-        self._jobs[job.number] = job
-        expected_ns, least_ns = self._estimates.durations_ns(job.model, _believed(job.declared_ns))
-        job.plan(started_ns, max(expected_ns, least_ns), least_ns)
-        self._queue.pass_through(job, slot, started_ns)
-        self._start(job, slot, started_ns)
+        self._passing_count = 0
+        for slot in self._slots:
+            job = slot.job
+            if job is None:
+                continue
+            assert isinstance(job, TaskJob) and job.passing is slot, OWN
+            job.passing, started_ns = None, job.started_ns
+            self._jobs[job.number] = job
+            expected_ns, least_ns = self._estimates.durations_ns(job.model, _believed(job.declared_ns))
+            job.plan(started_ns, max(expected_ns, least_ns), least_ns)
+            self._queue.pass_through(job, slot, started_ns)
+            self._start(job, slot, started_ns)
 
     def limit_best_effort(self, room_ns: int | None) -> None:
         """Sets the limits that hold while time is reserved: best-effort jobs that take longer than ``room_ns`` are rejected, and
@@ -252,6 +271,7 @@ class Dispatcher:
             self._can_preempt = can_preempt
             for slot in self._slots:
                 slot.can_preempt = slot.has_boundaries = can_preempt
+        self._least_passing = self._least_unreserved if room_ns is None else NONE_PASSES
         if room_ns is not None:
             self._start_immediately = self._start_unless_long
         else:
@@ -354,8 +374,10 @@ class Dispatcher:
             InvalidArgument: It has no slot, or gave it back already.
         """
         now_ns = self._now()
-        if job is self._unplanned:
-            self._slots[0].job = self._unplanned = None
+        passing = job.passing
+        if passing is not None:
+            passing.job = job.passing = None
+            self._passing_count -= 1
             self._passed_count += 1
             if outcome == "ended" and job.model is not None:
                 self._estimates.observe(job.model, now_ns - job.started_ns)

@@ -176,10 +176,11 @@ class TaskJob(Job):
         declared_ns: The duration that its driver declares, of one that passes through; None if it declares none.
         is_launched: Whether its task has taken its slot, so that the device has the job.
         model: The key by which its duration is learnt.
+        passing: The slot that it passes through now; None where it does not, or a policy has seen it.
         reason: The reason for its rejection, if it was rejected while it waited.
         started_ns: The time of its first start, or of its last one before it was launched.
         has_preempted: Whether it was sent to the device beside a job that it preempts there.
-        is_unplanned: Whether it passes through an idle device and no policy has seen it, so that it can serve again. It counts as
+        is_unplanned: Whether it passes through a free slot and no policy has seen it, so that it can serve again. It counts as
             running all the time.
         was_preempted: Whether it waited at the device for another job, so that its timing carries no information.
     """
@@ -191,6 +192,7 @@ class TaskJob(Job):
         "is_launched",
         "is_unplanned",
         "model",
+        "passing",
         "reason",
         "started_ns",
         "was_preempted",
@@ -200,6 +202,7 @@ class TaskJob(Job):
     declared_ns: int | None
     event: anyio.Event | None
     model: Hashable
+    passing: DeviceSlot | None
     reason: Reason | None
     started_ns: int
     has_preempted: bool
@@ -243,14 +246,14 @@ def new_task_job(
         urgent_ns=urgent_ns,
     )
     job.model = model
-    job.declared_ns = job.event = job.reason = None
+    job.declared_ns = job.event = job.reason = job.passing = None
     job.started_ns = 0
     job.has_preempted = job.is_launched = job.was_preempted = job.is_unplanned = False
     return job
 
 
 def unplanned_job(number: int, priority: Priority, model: Hashable) -> TaskJob:
-    """A job that passes through an idle device: its times and durations are set when it does."""
+    """A job that passes through a free slot: its times and durations are set when it does."""
     job = new_task_job(number, priority, None, 0, model, 1, 1)
     job.is_unplanned = job.is_launched = True
     job.state = JobState.RUNNING

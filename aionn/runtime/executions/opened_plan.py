@@ -60,7 +60,7 @@ _logger = logging.getLogger("aionn.execution")
 class _StepInBurst(Step):
     """A step over one buffer, launched through a burst of its device."""
 
-    __slots__ = ("_buffer", "_bursts", "_direct", "_index", "_inside", "_own", "_request", "_work")
+    __slots__ = ("_buffer", "_bursts", "_direct", "_index", "_inside", "_own", "_request", "_used", "_work")
 
     def __init__(
         self,
@@ -87,6 +87,7 @@ class _StepInBurst(Step):
         self._bursts = opened if isinstance(opened, list) else opened.bursts
         # This one knows the memory of the request.
         own = self._own = self._bursts[buffer.identifier % len(self._bursts)] if self._bursts else None
+        self._used: DeviceBurst | None = None  # By the direct execution that was begun last.
         self._direct = None if needs_job or own is None or not own.gives_launch else own
 
     @property
@@ -95,21 +96,25 @@ class _StepInBurst(Step):
 
     def pass_through(self, rank: Priority, deadline_ns: int | None) -> TaskJob | None:
         own = self._direct
-        if own is None or own.is_taken or own.is_closed or not ((last := own.last) is None or last.is_done):
+        if own is None:
             return None
+        if own.is_taken or own.is_closed or not ((last := own.last) is None or last.is_done):
+            own = next((burst for burst in self._bursts if burst.is_direct), None)
+            if own is None:
+                return None
         if is_tracing() or _logger.isEnabledFor(logging.DEBUG):
             return None
         work = self.dispatcher.pass_through(
             self._work, rank, deadline_ns, self.key, self.prepared_step.prepared.expected_duration_ns
         )
         if work is not None:
-            self._work = work
+            self._work, self._used = work, own
         return work
 
     async def run_directly(
         self, work: TaskJob, rank: Priority, deadline_ns: int | None, *, copy: bool
     ) -> Result:
-        burst, buffer, started_ns = self._direct, self._buffer, work.started_ns
+        burst, buffer, started_ns = self._used, self._buffer, work.started_ns
         leave = buffer.leave
         assert burst is not None, "it has passed through"
         burst.is_taken = True

@@ -103,6 +103,11 @@ class DeviceBurst:
         """Whether nothing runs through it."""
         return not self.is_taken and (self.last is None or self.last.is_done)
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether it can execute directly now: it is free and open. Only where ``gives_launch``."""
+        return self.is_free and not self.is_closed
+
     def leave(self) -> Launch | None:
         """Ends a direct execution that was cancelled or has failed; returns its launch if the device has not ended it."""
         self.is_taken = False
