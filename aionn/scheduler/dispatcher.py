@@ -70,6 +70,10 @@ KEPT_NS = 1_000_000_000
 """Time after a job above LOW for which one slot is kept from LOW jobs: longer than the period of most streams. A device without
 such jobs has all of its slots for LOW ones."""
 
+PASSING_PAUSE = 64
+"""Jobs that do not pass through beside others after one that a policy had to see: where more are asked for than there are slots, all
+of them are shown to it, and to pass first costs more than to enter."""
+
 NONE_PASSES = RESERVED
 """The least priority of jobs that pass through while time is reserved, which is no priority."""
 
@@ -132,7 +136,7 @@ class Dispatcher:
         self._room_ns = NEVER_NS
         self._blocking = Blocking(self._slots)
         self._urgent_ns = -KEPT_NS
-        self._passing_count = 0
+        self._passing_count = self._pause = 0
         self._passed_count = 0
         self._counts = dict.fromkeys(("preempted", "overran", "probed"), 0)
 
@@ -223,6 +227,9 @@ class Dispatcher:
             running = slot.job
             if running is None:
                 free = free or slot
+            elif self._pause:
+                self._pause -= 1
+                return None
             elif running.deadline_ns <= now_ns:
                 return None
         if free is None:
@@ -244,7 +251,7 @@ class Dispatcher:
         """Shows the policy the jobs that pass through, since another one has come or is asked about."""
         if not self._passing_count:
             return
-        self._passing_count = 0
+        self._passing_count, self._pause = 0, PASSING_PAUSE
         for slot in self._slots:
             job = slot.job
             if job is None:
