@@ -71,8 +71,8 @@ KEPT_NS = 1_000_000_000
 such jobs has all of its slots for LOW ones."""
 
 PASSING_PAUSE = 64
-"""Jobs that do not pass through beside others after one that a policy had to see: where more are asked for than there are slots, all
-of them are shown to it, and to pass first costs more than to enter."""
+"""Jobs that do not pass through beside others after one that had to wait: where more are asked for than there are slots, the policy
+has to see all of them, and to pass first costs more than to enter."""
 
 NONE_PASSES = RESERVED
 """The least priority of jobs that pass through while time is reserved, which is no priority."""
@@ -203,6 +203,7 @@ class Dispatcher:
         reason = self._queue.add(job, now_ns)
         if reason is not None:
             raise error_of(job, reason, now_ns, has_waited=False)
+        self._pause = PASSING_PAUSE
         self._jobs[job.number] = job
         self._decide(now_ns)
         job.is_launched = job.state is JobState.RUNNING
@@ -251,7 +252,7 @@ class Dispatcher:
         """Shows the policy the jobs that pass through, since another one has come or is asked about."""
         if not self._passing_count:
             return
-        self._passing_count, self._pause = 0, PASSING_PAUSE
+        self._passing_count = 0
         for slot in self._slots:
             job = slot.job
             if job is None:
