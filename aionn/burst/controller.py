@@ -570,10 +570,11 @@ def _limits(
     deadline_ns: int | None, loop_timeout_ns: int | None, frame: ReservedFrame | None = None
 ) -> bytes:
     """The limits of a packet. Raises where one is not valid, or the deadline has passed."""
-    if loop_timeout_ns is None and frame is None and type(deadline_ns) is int:
-        # The usual case, with few calls: each frame of a stream with deadlines has them.
-        if time.monotonic_ns() < deadline_ns <= TIME_MAX_NS:
-            return encode_limits(deadline_ns, None)
+    is_plain = loop_timeout_ns is None and frame is None and type(deadline_ns) is int
+    if is_plain and time.monotonic_ns() < deadline_ns <= TIME_MAX_NS:  # type: ignore[operator]
+        return encode_limits(
+            deadline_ns, None
+        )  # With few calls: each frame of a stream with deadlines has them.
     check_deadline_ns(deadline_ns, where="burst")
     check_duration_ns(loop_timeout_ns, where="burst, loop time-out")
     if deadline_ns is not None and (now_ns := time.monotonic_ns()) >= deadline_ns:

@@ -1,13 +1,13 @@
 """Waiting for a time without a timer of the event loop.
 
-Owns timers of the kernel (timerfd) that the loop watches: one for each wait of seconds beside executions, and one for all calls of a
-``SharedTimer``, such as those at the deadlines of executions. A pending timer of asyncio's loop makes each of its waits compute and
-set a time-out, in each frame of a burst.
+Owns timers of the kernel (timerfd) that the loop watches: one for each wait of seconds beside executions, and one for all calls of
+a ``SharedTimer``, such as those at the deadlines of executions. A pending timer of asyncio's loop makes each of its waits compute
+and set a time-out, in each frame of a burst.
 
 Invariants:
 1. A call comes at its time or after it, never before.
-2. The shared timer is set for the earliest time that it was asked for, or for an earlier one: a call that is taken back, and one at a
-   later time, make no system call.
+2. The shared timer is set for the earliest time that it was asked for, or for an earlier one: a call that is taken back, and one at
+   a later time, make no system call.
 3. Calls that were taken back are at most as many as those that are due, and ``CANCELLED_MAX``.
 
 Source: timerfd_create(2), which Python has from 3.13 on.

@@ -63,7 +63,7 @@ def now_ns() -> int:
 
 
 def clock_of_loop() -> Callable[[], int]:
-    """The function that gives the time as ``now_ns`` does, for calls in the running loop alone; the kernel's own where it can be."""
+    """The function that gives the time as ``now_ns`` does, for calls in the running loop alone: the kernel's where it can be."""
     loop = _get_running_loop()
     is_real = loop is not None and type(loop).time is _time_of_asyncio
     return time.monotonic_ns if is_real else now_ns

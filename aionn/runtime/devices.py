@@ -75,7 +75,11 @@ class RuntimeDevice(InThisProcess):
         can_preempt = self.info.cancel != CancelCapability.NONE
         estimates = Estimates()
         self.dispatcher = Dispatcher(
-            self.info.slots, now=clock_of_loop(), can_preempt=can_preempt, keeps_slot=keeps_slot, estimates=estimates
+            self.info.slots,
+            now=clock_of_loop(),
+            can_preempt=can_preempt,
+            keeps_slot=keeps_slot,
+            estimates=estimates,
         )
         shared = hal.ledger if isinstance(hal, RemoteDevice) else ledger
         self.reservations = DeviceReservations(

@@ -29,8 +29,9 @@ from aionn.hal import Priority, check_deadline_ns
 from aionn.observability.tracing import is_tracing, section
 from aionn.scheduler.bandwidth import Arrivals
 from aionn.scheduler.blocking import Blocking
-from aionn.scheduler.estimates import Estimates
+from aionn.scheduler.estimates import Estimates, believed_ns
 from aionn.scheduler.job import (
+    EXPLAINED_MAX,
     NEVER_NS,
     RESERVED,
     Abort,
@@ -44,7 +45,7 @@ from aionn.scheduler.job import (
     TaskJob,
     described,
     error_of,
-    job_text,
+    held_text,
     new_task_job,
     unplanned_job,
 )
@@ -54,14 +55,8 @@ from aionn.scheduler.ready_queue import QueueStatistics
 
 __all__ = ["Dispatcher", "Outcome", "TaskJob"]
 
-EXPLAINED_MAX = 16
-"""Number of waiting jobs that ``explain`` lists."""
-
 PROBE_EVERY = 16
 """Of the jobs that a learnt duration alone would reject, one in this number is tried: devices become faster again."""
-
-DECLARED_NS_MAX = 86_400_000_000_000
-"""Longest duration that a driver is believed to need: a day. A number near the end of time means that a device cannot run it."""
 
 PREEMPTED_MAX = 2
 """Number of preempted jobs per slot that may wait at the device: one of each lower class."""
@@ -70,12 +65,9 @@ KEPT_NS = 1_000_000_000
 """Time after a job above LOW for which one slot is kept from LOW jobs: longer than the period of most streams. A device without
 such jobs has all of its slots for LOW ones."""
 
-PASSING_PAUSE = 64
+PASSING_PAUSE = 16
 """Jobs that do not pass through beside others after one that had to wait: where more are asked for than there are slots, the policy
 has to see all of them, and to pass first costs more than to enter."""
-
-NONE_PASSES = RESERVED
-"""The least priority of jobs that pass through while time is reserved, which is no priority."""
 
 OWN = "a dispatcher has only jobs that it made itself"
 
@@ -131,7 +123,7 @@ class Dispatcher:
         self._rejections: dict[Hashable, int] = {}
         self._keeps_slot = keeps_slot and slot_count > 1 and not can_preempt
         self._start_immediately = self._start_unless_kept if self._keeps_slot else start_immediately
-        self._least_passing = self._least_unreserved = Priority.MEDIUM if self._keeps_slot else Priority.LOW
+        self._least_passing: int = Priority.MEDIUM if self._keeps_slot else Priority.LOW
         self._preempts_without_reservations = can_preempt
         self._room_ns = NEVER_NS
         self._blocking = Blocking(self._slots)
@@ -167,13 +159,12 @@ class Dispatcher:
         """
         if not isinstance(priority, Priority):
             raise InvalidArgument(f"scheduler: expected a Priority, got {priority!r}")
-        if deadline_ns is not None:
-            check_deadline_ns(deadline_ns, where="scheduler")
+        check_deadline_ns(deadline_ns, where="scheduler")
         self._plan_unplanned()
         now_ns = self._now()
         expected_ns = least_ns = 1
         if model is not None:
-            declared_ns = 1 if declared_ns is None else _believed(declared_ns)
+            declared_ns = believed_ns(declared_ns)
             expected_ns, least_ns = self._estimates.durations_ns(model, declared_ns)
             expected_ns = max(expected_ns, least_ns)
             if deadline_ns is not None and deadline_ns > now_ns and now_ns + least_ns > deadline_ns:
@@ -203,8 +194,7 @@ class Dispatcher:
         reason = self._queue.add(job, now_ns)
         if reason is not None:
             raise error_of(job, reason, now_ns, has_waited=False)
-        self._pause = PASSING_PAUSE
-        self._jobs[job.number] = job
+        self._pause, self._jobs[job.number] = PASSING_PAUSE, job
         self._decide(now_ns)
         job.is_launched = job.state is JobState.RUNNING
         return job
@@ -228,16 +218,14 @@ class Dispatcher:
             running = slot.job
             if running is None:
                 free = free or slot
-            elif self._pause:
-                self._pause -= 1
+            elif self._pause or running.deadline_ns <= now_ns:
+                self._pause -= self._pause > 0
                 return None
-            elif running.deadline_ns <= now_ns:
-                return None
-        if free is None:
-            return None
         if deadline_ns is None:
             deadline_ns = NEVER_NS
-        elif now_ns + max(self._estimates.durations_ns(model, _believed(declared_ns))) > deadline_ns:
+        elif now_ns + max(self._estimates.durations_ns(model, believed_ns(declared_ns))) > deadline_ns:
+            return None
+        if free is None:
             return None
         if again is None or not again.is_unplanned or again.priority is not priority:
             again = unplanned_job(next(self._numbers), priority, model)
@@ -254,13 +242,12 @@ class Dispatcher:
             return
         self._passing_count = 0
         for slot in self._slots:
-            job = slot.job
-            if job is None:
+            if (job := slot.job) is None:
                 continue
             assert isinstance(job, TaskJob) and job.passing is slot, OWN
             job.passing, started_ns = None, job.started_ns
             self._jobs[job.number] = job
-            expected_ns, least_ns = self._estimates.durations_ns(job.model, _believed(job.declared_ns))
+            expected_ns, least_ns = self._estimates.durations_ns(job.model, believed_ns(job.declared_ns))
             job.plan(started_ns, max(expected_ns, least_ns), least_ns)
             self._queue.pass_through(job, slot, started_ns)
             self._start(job, slot, started_ns)
@@ -279,11 +266,10 @@ class Dispatcher:
             self._can_preempt = can_preempt
             for slot in self._slots:
                 slot.can_preempt = slot.has_boundaries = can_preempt
-        self._least_passing = self._least_unreserved if room_ns is None else NONE_PASSES
+        self._least_passing = Priority.MEDIUM if self._keeps_slot else Priority.LOW
+        self._start_immediately = self._start_unless_kept if self._keeps_slot else start_immediately
         if room_ns is not None:
-            self._start_immediately = self._start_unless_long
-        else:
-            self._start_immediately = self._start_unless_kept if self._keeps_slot else start_immediately
+            self._least_passing, self._start_immediately = RESERVED, self._start_unless_long
 
     def _start_unless_long(
         self, now_ns: int, queue: PlannedQueue, slots: Sequence[DeviceSlot], job: Job
@@ -316,11 +302,11 @@ class Dispatcher:
 
     def least_ns(self, model: Hashable, declared_ns: int | None = None) -> int:
         """The least duration of an execution, as far as is known; see ``enter`` for the arguments."""
-        return 0 if model is None else self._estimates.least_ns(model, _believed(declared_ns))
+        return 0 if model is None else self._estimates.least_ns(model, believed_ns(declared_ns))
 
     def expected_ns(self, model: Hashable, declared_ns: int | None = None) -> int:
         """The expected duration of an execution; see ``enter`` for the arguments."""
-        return 0 if model is None else self._estimates.duration_ns(model, _believed(declared_ns))
+        return 0 if model is None else self._estimates.duration_ns(model, believed_ns(declared_ns))
 
     async def wait(self, job: TaskJob) -> None:
         """Waits for the slot that ``enter`` asked for. The caller must give it back with ``release``; a cancelled one never has it.
@@ -412,10 +398,10 @@ class Dispatcher:
         return now_ns
 
     def _learn(self, job: TaskJob, now_ns: int, outcome: Outcome) -> None:
-        if job.model is None or outcome == "failed" or job.was_preempted:
-            return
         held_ns = max(0, now_ns - job.started_ns)
-        if not job.has_preempted:
+        if job.model is None or outcome == "failed" or job.was_preempted:
+            pass
+        elif not job.has_preempted:
             self._estimates.observe(job.model, held_ns, "none" if outcome == "ended" else "at_least")
         elif outcome == "ended":
             # Part of it went by until the job that it preempts came to a boundary.
@@ -595,16 +581,11 @@ class Dispatcher:
     @property
     def busy_count(self) -> int:
         """Number of slots that a job holds; of frames that the device orders, one counts for each slot at most."""
-        held = sum(slot.job is not None for slot in self._slots)
-        return min(held + len(self._passed), len(self._slots))
+        return min(sum(s.job is not None for s in self._slots) + len(self._passed), len(self._slots))
 
     def counts(self) -> dict[str, int]:
-        """The outcome of a job that ran.
-
-        Returns:
-            ``preempted``: preempted for another. ``overran``: past its deadline at the device. ``probed``: begun although an
-            estimate spoke against it.
-        """
+        """Numbers of jobs that were ``preempted`` for others, that ``overran`` their deadline at the device, and that were
+        ``probed``: begun although an estimate spoke against it."""
         return dict(self._counts)
 
     def explain(self, job: Job | None = None) -> str:
@@ -613,18 +594,7 @@ class Dispatcher:
         now_ns = self._now()
         if job is not None:
             return self._queue.explain(job, now_ns)
-        lines = [
-            f"slot {slot.index}: {'free' if slot.job is None else job_text(slot.job, now_ns)}"
-            for slot in self._slots
-        ]
-        lines += [f"preempted at the device: {job_text(job, now_ns)}" for job in self._preempted.values()]
-        lines += [f"at the device: {job_text(job, now_ns)}" for job in self._passed.values()]
-        waiting = [w for w in self._jobs.values() if w.state is JobState.WAITING]
-        waiting.sort(key=lambda w: w.key)
+        lines = held_text(self._slots, self._preempted.values(), self._passed.values(), now_ns)
+        waiting = sorted((w for w in self._jobs.values() if w.state is JobState.WAITING), key=lambda w: w.key)
         lines += [self._queue.explain(w, now_ns) for w in waiting[:EXPLAINED_MAX]]
         return "\n".join(lines)
-
-
-def _believed(declared_ns: int | None) -> int:
-    """The effective value of a duration that a driver declares; the least if it declares none, or a negative one."""
-    return 1 if declared_ns is None else min(max(1, declared_ns), DECLARED_NS_MAX)

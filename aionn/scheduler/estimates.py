@@ -22,7 +22,7 @@ from typing import Literal
 
 from aionn.errors import InvalidArgument
 
-__all__ = ["COLD_COUNT", "KEYS_MAX", "Estimates"]
+__all__ = ["COLD_COUNT", "KEYS_MAX", "Estimates", "believed_ns"]
 
 KEYS_MAX = 4096
 """Most pairs of model and device that are remembered: some 16 MB at the default window."""
@@ -36,6 +36,15 @@ COLD_COUNT = 2
 
 SURE_COUNT = 4
 """From how many timings on the shortest of them is believed to be the least there is: the first are slow, as caches are cold."""
+
+
+DECLARED_NS_MAX = 86_400_000_000_000
+"""Longest duration that a driver is believed to need: a day. A number near the end of time means that a device cannot run it."""
+
+
+def believed_ns(declared_ns: int | None) -> int:
+    """The effective value of a duration that a driver declares; the least if it declares none, or a negative one."""
+    return 1 if declared_ns is None else min(max(1, declared_ns), DECLARED_NS_MAX)
 
 
 class _Timings:

@@ -13,7 +13,7 @@ Source: the lifecycle of an execution in the NN HAL 1.3 (priority, deadline, mis
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import anyio
 import msgspec
@@ -23,6 +23,7 @@ from aionn.hal import TIME_MAX_NS, Priority, duration_text, passed_before_start
 from aionn.scheduler.bandwidth import Frame
 
 __all__ = [
+    "EXPLAINED_MAX",
     "NEVER_NS",
     "RESERVED",
     "Abort",
@@ -37,6 +38,7 @@ __all__ = [
     "deadline_text",
     "described",
     "error_of",
+    "held_text",
     "job_text",
     "new_task_job",
     "unplanned_job",
@@ -44,6 +46,9 @@ __all__ = [
 
 NEVER_NS = TIME_MAX_NS
 """A duration on a device that cannot run the job, and a deadline that does not come."""
+
+EXPLAINED_MAX = 16
+"""Number of waiting jobs that an explanation lists."""
 
 RESERVED = int(Priority.HIGH) + 1
 """The rank of frames of reserved streams: above all priorities, which are best effort."""
@@ -366,6 +371,17 @@ def job_text(job: Job, now_ns: int) -> str:
         f"<Job {job.number}: {job.priority.name}{raised}, {deadline_text(job.deadline_ns, now_ns)}{urgent}, "
         f"{job.state.value}{frame}>"
     )
+
+
+def held_text(
+    slots: Sequence[DeviceSlot], preempted: Iterable[Job], passed: Iterable[Job], now_ns: int
+) -> list[str]:
+    """The jobs that have slots of a device, and those that are there without one, in lines of text."""
+    lines = [
+        f"slot {slot.index}: {'free' if slot.job is None else job_text(slot.job, now_ns)}" for slot in slots
+    ]
+    lines += [f"preempted at the device: {job_text(job, now_ns)}" for job in preempted]
+    return lines + [f"at the device: {job_text(job, now_ns)}" for job in passed]
 
 
 def error_of(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterable, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import anyio
 import anyio.lowlevel
@@ -41,13 +41,14 @@ from aionn.runtime.executions.slot_pool import BurstStatistics, FrameBuffer, Slo
 from aionn.runtime.executions.source_task import check_source
 from aionn.runtime.executions.stepping import DeviceBurst, InterpretedBurst
 from aionn.runtime.executions.stream import Stream, StreamPump
-from aionn.runtime.executions.writing import ViewsWriter, item_writer
+from aionn.runtime.executions.writing import StreamArguments, ViewsWriter, item_writer
 from aionn.runtime.guarantees.arrivals import FrameArrival
 from aionn.runtime.guarantees.guarantee import StreamGuarantee
 from aionn.runtime.guarantees.stream import GuaranteedStream, ReservedPump, capture_deadline
 from aionn.runtime.guarantees.terms import Seconds, at_phase, check_guarantee, in_progress_max, stated_terms
-from aionn.runtime.memory.arguments import Array, check_inputs, usual_input
+from aionn.runtime.memory.arguments import Array, check_inputs
 from aionn.runtime.memory.real_values import Writer
+from aionn.runtime.memory.usual import usual_input
 from aionn.runtime.metrics.figures import CompilationFigures
 from aionn.scheduler.admission import StreamTerms
 from aionn.validation import needed_inputs
@@ -64,24 +65,6 @@ CLOSE_S_MAX = 1.0
 """Limit of the wait of closing for a running execution; then the burst ends anyway."""
 
 _T = TypeVar("_T")
-
-
-class _StreamArguments(NamedTuple):
-    """The arguments of a stream, with or without a guarantee, that were checked.
-
-    Attributes:
-        source: Gives the items.
-        write: Writes an item into the memory of its inputs.
-        drops_late: Whether late items are dropped.
-        rank: Their priority.
-        measure: Whether their timing is wanted.
-    """
-
-    source: AsyncIterable[Any]
-    write: Callable[[Any, FrameBuffer], object]
-    drops_late: bool
-    rank: Priority
-    measure: bool
 
 
 class Burst(InThisProcess):
@@ -446,7 +429,7 @@ class Burst(InThisProcess):
         measure = flag_of(measure, "measure")
         rank = self._priority if priority is None else priority_of(priority)
         writer = item_writer(self._inputs, into)
-        given = _StreamArguments(source, writer, on_late == "drop", rank, measure)
+        given = StreamArguments(source, writer, on_late == "drop", rank, measure)
         if guarantee:
             terms = stated_terms(name, period, deadline, jitter)
             if guarantee == "phased":
@@ -480,7 +463,7 @@ class Burst(InThisProcess):
             pump.figures.is_open = False
 
     def _reserved_stream(
-        self, given: _StreamArguments, terms: StreamTerms, guarantee: bool | str, *, chooses_phase: bool
+        self, given: StreamArguments, terms: StreamTerms, guarantee: bool | str, *, chooses_phase: bool
     ) -> GuaranteedStream[Any]:
         if len(self._plan.steps) != 1 or self._plan.steps[0].interpreted is not None:
             raise InvalidArgument(

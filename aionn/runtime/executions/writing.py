@@ -6,19 +6,39 @@ function of the application writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from aionn.errors import InvalidArgument, class_text
+from aionn.hal import Priority
 from aionn.runtime.executions.slot_pool import FrameBuffer
-from aionn.runtime.memory.arguments import Array, TensorSpec, check_inputs, usual_input
+from aionn.runtime.memory.arguments import Array, TensorSpec, check_inputs
+from aionn.runtime.memory.usual import usual_input
 
-__all__ = ["ViewsWriter", "item_writer"]
+__all__ = ["StreamArguments", "ViewsWriter", "item_writer"]
 
 ViewsWriter = Callable[[Any, Mapping[str, Array]], Mapping[str, Any] | None]
 """Writes a value of an application into views of several inputs, by their names; or returns arrays for some of them."""
+
+
+class StreamArguments(NamedTuple):
+    """The arguments of a stream, with or without a guarantee, that were checked.
+
+    Attributes:
+        source: Gives the items.
+        write: Writes an item into the memory of its inputs.
+        drops_late: Whether late items are dropped.
+        rank: Their priority.
+        measure: Whether their timing is wanted.
+    """
+
+    source: AsyncIterable[Any]
+    write: Callable[[Any, FrameBuffer], object]
+    drops_late: bool
+    rank: Priority
+    measure: bool
 
 
 def item_writer(

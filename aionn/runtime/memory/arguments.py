@@ -54,7 +54,6 @@ __all__ = [
     "declared_spec",
     "output_target",
     "tensor_spec",
-    "usual_input",
 ]
 
 _logger = logging.getLogger("aionn.memory")
@@ -130,24 +129,6 @@ def declared_spec(
 
 _dtype_of = functools.cache(operand_dtype)
 """As ``operand_dtype``, in a third of the time: at most one entry for each operand type."""
-
-class UsualInput(NamedTuple):
-    """The form of the only input of a model that nearly all values have, by which each frame is checked first.
-
-    Attributes:
-        dimensions: Its shape.
-        dtype: Its element type.
-    """
-
-    dimensions: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-def usual_input(specs: Sequence[TensorSpec]) -> UsualInput | None:
-    """The form of a model's only input: an array of exactly this type and shape fits. None where ``check_inputs`` has to look."""
-    if len(specs) != 1 or not all(specs[0].dimensions):
-        return None
-    return UsualInput(specs[0].dimensions, specs[0].dtype)
 
 
 BOUND = object()

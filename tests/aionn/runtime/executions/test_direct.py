@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -19,8 +20,9 @@ import pytest
 import aionn
 from aionn.conformance.vts.models import endless_model
 from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
-from aionn.hal import Model, OperandType, OperationType, qos
+from aionn.hal import ExecutionResult, Launch, LaunchBase, Model, OperandType, OperationType, outcome_of, qos
 from aionn.models.builder import GraphBuilder
+from aionn.runtime.background import Background
 from aionn.runtime.executions import burst as burst_module
 from aionn.runtime.executions import opened_plan
 from aionn.runtime.executions.job import ExecutionJob
@@ -133,6 +135,76 @@ async def test_driver_that_dies_ends_a_direct_execution_and_leaves_the_burst_fre
                 os.kill(device.pid, signal.SIGKILL)
             assert len(jobs) == 1 and device.dispatcher.busy_count == 0
             assert burst.statistics().free == 1
+
+
+async def test_deadlines_that_are_kept_set_no_timer_of_the_loop(doubling: aionn.Burst) -> None:
+    loop = asyncio.get_running_loop()
+    set_at: list[float] = []
+
+    def call_at(when: float, *arguments: Any, **options: Any) -> asyncio.TimerHandle:
+        set_at.append(when)
+        return asyncio.BaseEventLoop.call_at(loop, when, *arguments, **options)  # type: ignore[arg-type]
+
+    for _ in range(3):
+        await doubling.execute([ONE], deadline=aionn.after(60))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "call_at", call_at)
+        for _ in range(3):
+            assert (await doubling.execute([ONE], deadline=aionn.after(60))).outputs[0] == 2
+    assert set_at == []
+
+
+@pytest.fixture
+async def background() -> AsyncIterator[Background]:
+    made = Background()
+    await made.start()
+    yield made
+    await made.aclose()
+
+
+class Scripted(LaunchBase):
+    """A launch of a burst, as ``execute_synchronously`` waits for it."""
+
+    async def execution(self) -> ExecutionResult:
+        return await outcome_of(self)
+
+    def in_flight(self) -> Launch | None:
+        return None if self.is_done else self
+
+
+async def test_direct_execution_that_is_cancelled_in_the_turn_of_its_deadline_is_cancelled(
+    background: Background,
+) -> None:
+    passed_ns, launch = time.monotonic_ns(), Scripted()
+    with anyio.fail_after(LIMIT_S), anyio.CancelScope() as scope:
+        background.at(passed_ns - 1, scope.cancel)
+        await background.in_time_directly(passed_ns, launch.execution(), launch.in_flight, str)
+    task = asyncio.current_task()
+    assert scope.cancelled_caught and launch.is_cancelled
+    assert task is not None and task.cancelling() == 0
+
+
+@pytest.mark.parametrize("is_end_first", [True, False])
+async def test_direct_execution_that_ends_in_the_turn_of_its_deadline_gives_its_result(
+    background: Background, is_end_first: bool
+) -> None:
+    passed_ns, launch, result = time.monotonic_ns(), Scripted(), ExecutionResult()
+    with anyio.fail_after(LIMIT_S):
+        background.at(passed_ns - 1 if is_end_first else passed_ns + 1, lambda: launch.finish(result))
+        execution = launch.execution()
+        assert await background.in_time_directly(passed_ns, execution, launch.in_flight, str) is result
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
+
+
+async def test_direct_execution_that_does_not_end_misses_its_deadline(background: Background) -> None:
+    launch = Scripted()
+    with anyio.fail_after(LIMIT_S), pytest.raises(aionn.MissedDeadline, match="late"):
+        await background.in_time_directly(
+            time.monotonic_ns() + 10**7, launch.execution(), launch.in_flight, lambda: "late"
+        )
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
 
 
 async def test_deadline_ends_a_direct_execution_though_the_device_continues(

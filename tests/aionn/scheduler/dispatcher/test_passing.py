@@ -1,4 +1,4 @@
-"""Jobs that pass through an idle device without a policy: what others see of them, and when there is more to decide."""
+"""Jobs that pass through free slots without a policy: what others see of them, and when there is more to decide."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import Priority
-from aionn.scheduler.dispatcher import Dispatcher
+from aionn.scheduler.dispatcher import PASSING_PAUSE, Dispatcher
 from aionn.scheduler.estimates import SURE_COUNT
 from aionn.scheduler.job import JobState, TaskJob
 
@@ -111,9 +111,61 @@ def test_none_passes_while_time_is_reserved(dispatcher: Dispatcher) -> None:
     dispatcher.release(passed(dispatcher, job))
 
 
-def test_none_passes_where_a_slot_is_kept_from_low_jobs(clock: Clock) -> None:
+def test_low_job_does_not_pass_where_a_slot_is_kept_from_it_and_others_keep_that_slot(clock: Clock) -> None:
     dispatcher = Dispatcher(2, now=clock, keeps_slot=True)
     assert dispatcher.pass_through(None, LOW, None, MODEL, None) is None
+    job = passed(dispatcher)
+    dispatcher.release(job)
+    low = [dispatcher.enter(priority=LOW, deadline_ns=None, model=MODEL) for _ in range(2)]
+    assert [each.state for each in low] == [JobState.RUNNING, JobState.WAITING]
+
+
+def test_jobs_pass_through_all_slots_and_leave_them_in_any_order(clock: Clock) -> None:
+    dispatcher = Dispatcher(2, now=clock)
+    first, second = passed(dispatcher), passed(dispatcher)
+    assert first is not second and dispatcher.busy_count == 2
+    assert dispatcher.pass_through(None, MEDIUM, None, MODEL, None) is None, "no slot is free"
+    clock.now += 40
+    dispatcher.release(first)
+    assert passed(dispatcher, first) is first and dispatcher.busy_count == 2
+    clock.now += 10
+    dispatcher.release(second)
+    dispatcher.release(first)
+    assert dispatcher.busy_count == 0 and dispatcher.expected_ns(MODEL) >= 50
+    assert dispatcher.statistics().started == 3
+
+
+def test_job_that_waits_beside_two_that_pass_gets_the_slot_of_the_first_that_ends(clock: Clock) -> None:
+    dispatcher = Dispatcher(2, now=clock)
+    first, second = passed(dispatcher), passed(dispatcher)
+    other = dispatcher.enter(priority=HIGH, deadline_ns=None, model=MODEL)
+    assert other.state is JobState.WAITING and "slot 1: <Job" in dispatcher.explain()
+    dispatcher.release(second)
+    assert other.state is JobState.RUNNING
+    dispatcher.release(other)
+    dispatcher.release(first)
+    assert dispatcher.busy_count == 0 and dispatcher.statistics().entered == 3
+
+
+def test_after_a_job_that_waited_some_do_not_pass_beside_others(clock: Clock) -> None:
+    dispatcher = Dispatcher(2, now=clock)
+    running = [passed(dispatcher), passed(dispatcher)]
+    waiting = dispatcher.enter(priority=MEDIUM, deadline_ns=None, model=MODEL)
+    for job in (*running, waiting):
+        dispatcher.release(job)
+    job = passed(dispatcher)
+    for _ in range(PASSING_PAUSE):
+        assert dispatcher.pass_through(None, MEDIUM, None, MODEL, None) is None
+    dispatcher.release(passed(dispatcher))
+    dispatcher.release(job)
+
+
+def test_none_passes_beside_one_that_is_late(clock: Clock) -> None:
+    dispatcher = Dispatcher(2, now=clock)
+    late = dispatcher.pass_through(None, MEDIUM, clock.now + 10, MODEL, None)
+    assert late is not None
+    clock.now += 10
+    assert dispatcher.pass_through(None, MEDIUM, None, MODEL, None) is None, "the policy ends it first"
 
 
 def test_one_that_is_cancelled_leaves_the_slot(dispatcher: Dispatcher) -> None:
