@@ -94,6 +94,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "aionn/hal/launch.py",
         *("aionn/media/live/", "aionn/media/joining.py", "aionn/media/source.py"),
         *("aionn/oip/", "aionn/ray/"),
+        "aionn/platform/kernel_timer.py",
         "aionn/platform/loops.py",
         "aionn/runtime/background.py",
         "aionn/runtime/clock.py",

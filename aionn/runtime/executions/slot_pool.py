@@ -11,13 +11,13 @@ Invariants:
 from __future__ import annotations
 
 import functools
-from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import ExecutionResult, passed_before_start
+from aionn.platform.loops import running_loop
 from aionn.runtime.background import Background, Waiter
 from aionn.runtime.clock import now_ns
 from aionn.runtime.executions.job import JobOwner
@@ -200,7 +200,7 @@ class SlotPool:
             InvalidArgument: The burst is not open.
         """
         free = self._free
-        if self._closed or not free or _get_running_loop() is not self._background.home.loop:
+        if self._closed or not free or running_loop() is not self._background.home.loop:
             self._check_open()
             return None
         buffer = free.pop()

@@ -84,7 +84,7 @@ class DeviceBurst:
 
     Attributes:
         hal: The driver contract's side of it.
-        last: The last launch through it; None where there was none.
+        last: The last launch through it; None before the first one.
         is_taken: Whether a direct execution runs through it, which has no launch here.
         gives_launch: Whether its driver gives the launch that a direct execution leaves at the device.
         is_closed: Whether the application has closed it: a launch that ends with DeadObject was ended by that, and not by a death.

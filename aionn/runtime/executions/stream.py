@@ -23,7 +23,6 @@ Invariants:
 
 from __future__ import annotations
 
-from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from types import TracebackType
@@ -33,6 +32,7 @@ import msgspec
 
 from aionn.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import NO_TIMING
+from aionn.platform.loops import running_loop
 from aionn.platform.process_bound import InThisProcess
 from aionn.runtime.background import Background, Cancelled, Task, Waiter, failure_of
 from aionn.runtime.clock import check_deadline, now_ns
@@ -517,7 +517,7 @@ class Stream(InThisProcess, AsyncIterator[StreamResult[_T]]):
         return self
 
     async def __anext__(self) -> StreamResult[_T]:
-        if _get_running_loop() is not self._home.loop:
+        if running_loop() is not self._home.loop:
             self._home.check("stream")
         if self._asked:
             raise InvalidArgument("stream: expected one consumer, but another task waits for the next result")

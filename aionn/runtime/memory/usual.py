@@ -1,6 +1,6 @@
 """The usual form of a frame: an array of exactly the type and shape of the only input of a model.
 
-Owns the question whether a model has such a form. Each frame of a burst is compared with it first; ``check_inputs`` looks at the
+Owns the question whether a model has such a form. Each frame of a burst is compared with it first; ``check_inputs`` checks
 others.
 """
 
