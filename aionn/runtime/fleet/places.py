@@ -7,7 +7,7 @@ Invariants:
 1. A stream has one place at most, and none on a device that was lost.
 2. A device that has refused a stream is not asked for it again in the same search, so a search ends after each was asked once.
 3. Streams of a lost device get their new places in one decision, the largest first: none waits for the frames of another.
-4. A stream without a place has a reason, until it is asked for anew.
+4. A stream without a place has a reason, until it is asked for anew, or there is more room than when it was refused.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StreamPlaces:
     # --- Devices ---
 
     def join(self, device: str, time: DeviceTime, *, slots: int, sizes: tuple[int, int]) -> None:
-        """A device can be used; or can be used again, after it was lost or drained.
+        """A device can be used; or can be used again, after it was lost or drained: with the cost and the network of now.
 
         Args:
             device: Its name.
@@ -65,10 +65,11 @@ class StreamPlaces:
             sizes: Of the inputs and of the outputs of a frame, in bytes.
         """
         self._sizes = sizes
+        self._reasons.clear()
         known = device in self._costs
         self._costs[device] = time.cost
         if known:
-            self._plan.restore(device)
+            self._plan.restore(device, kind=self._kind_of(device, time.cost), link=time.link)
             return
         node = FleetNode(
             name=device,
@@ -85,7 +86,7 @@ class StreamPlaces:
         for kind, duration_ns in self._kinds.items():
             if max(duration_ns, cost.duration_ns) <= ALIKE * min(duration_ns, cost.duration_ns):
                 return kind
-        kind = f"as {device}"
+        kind = f"as {device} with {cost.duration_ns} ns"
         self._kinds[kind] = cost.duration_ns
         self._costs[kind] = cost
         return kind
@@ -97,6 +98,7 @@ class StreamPlaces:
     def restore(self, device: str) -> None:
         """A device that was draining gets streams again."""
         if self.state(device) is NodeState.DRAINING:
+            self._reasons.clear()
             self._plan.restore(device)
 
     def lose(self, device: str, now_ns: int) -> None:
@@ -149,7 +151,8 @@ class StreamPlaces:
 
     def release(self, name: str) -> None:
         """A stream has ended, or was refused everywhere. Idempotent."""
-        self._plan.release(name)
+        if self._plan.release(name) is not None:
+            self._reasons.clear()
         for table in (self._asked, self._refusing, self._reasons):
             table.pop(name, None)
 

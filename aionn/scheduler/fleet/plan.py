@@ -153,6 +153,14 @@ class _Node:
         for slot in range(node.slots):
             self.changed(slot)
 
+    def describe(self, kind: str, link: NodeLink) -> None:
+        """Its devices are of this kind, and it is reached by this link. Only without streams."""
+        assert not self.streams, "their ways are those of the link before"
+        self.node = msgspec.structs.replace(self.node, kind=kind, costs_as=self.costs_as, link=link)
+        self.group = Group.of(kind, link)
+        self.load = LinkLoad(link)
+        self._rooms.describe(self.number, self.group, link)
+
     def costs(self, stream: FleetStream) -> dict[int, SlotCost]:
         """By slot, the emptiest first."""
         cost = stream.costs[self.costs_as]
@@ -199,9 +207,12 @@ class FleetPlan:
             raise InvalidArgument(f"fleet, {node.name}: expected 1 to {SLOTS_MAX} slots, got {node.slots}")
         self._nodes[node.name] = held = _Node(node, self._rooms)
         self._in_order.append(held)
-        if held.costs_as != node.kind:
-            self._mixed.add(held.group)
+        self._note_costs(held)
         self._offer(held)
+
+    def _note_costs(self, node: _Node) -> None:
+        if node.costs_as != node.node.kind:
+            self._mixed.add(node.group)
 
     def state(self, name: str) -> NodeState:
         """The state of a node."""
@@ -248,10 +259,20 @@ class FleetPlan:
             moves.placed[own] = place
         return moves
 
-    def restore(self, name: str) -> None:
-        """A node is back; it has no streams of before unless it was draining."""
+    def restore(self, name: str, *, kind: str | None = None, link: NodeLink | None = None) -> None:
+        """A node is back; it has no streams of before unless it was draining.
+
+        Args:
+            name: The node.
+            kind: The kind of its devices now; None where that is the same.
+            link: The network to it now; None where that is the same. A node that has streams keeps the link and the kind of their
+                admission.
+        """
         node = self._node(name)
         if self._enters(node, "restore"):
+            if not node.streams and (kind is not None or link is not None):
+                node.describe(kind or node.node.kind, link or node.node.link)
+                self._note_costs(node)
             self._offer(node)
 
     def _enters(self, node: _Node, event: str) -> bool:

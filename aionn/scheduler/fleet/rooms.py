@@ -124,9 +124,19 @@ class Rooms:
         self._of_node.append(rows)
         values = {
             "node": number,
-            "group": self._groups.setdefault(group, len(self._groups)),
             "cost": self._costs.setdefault(costs_as, len(self._costs)),
             "can_preempt": can_preempt,
+        }
+        for name, value in values.items():
+            self._columns[name][rows] = value
+        self.describe(number, group, link)
+        return number
+
+    def describe(self, number: int, group: Group, link: NodeLink) -> None:
+        """A node belongs to this group, and is reached by this link, which carries nothing."""
+        rows = self._of_node[number]
+        values = {
+            "group": self._groups.setdefault(group, len(self._groups)),
             "latency_ns": link.latency_ns,
             "jitter_ns": link.jitter_ns,
             "wait_ns": link.wait_ns,
@@ -134,7 +144,7 @@ class Rooms:
         }
         for name, value in values.items():
             self._columns[name][rows] = value
-        return number
+        self.carry(number, LinkLoad(link))
 
     def _grow(self, rows: int) -> None:
         size = len(self._columns["node"])

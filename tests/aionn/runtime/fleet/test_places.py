@@ -24,9 +24,12 @@ def joined(*names: str, duration_ms: int = 8) -> StreamPlaces:
     return places
 
 
-def join(places: StreamPlaces, name: str, duration_ms: int = 8) -> None:
+NEAR = NodeLink(latency_ns=MS, jitter_ns=MS)
+
+
+def join(places: StreamPlaces, name: str, duration_ms: int = 8, link: NodeLink = NEAR) -> None:
     cost = SlotCost(duration_ns=duration_ms * MS, piece_ns=duration_ms * MS)
-    time = DeviceTime(Measured(cost.duration_ns, 16), cost, NodeLink(latency_ns=MS, jitter_ns=MS))
+    time = DeviceTime(Measured(cost.duration_ns, 16), cost, link)
     places.join(name, time, slots=1, sizes=(1000, 10))
 
 
@@ -91,6 +94,51 @@ def test_a_device_that_joins_later_is_open_to_streams_of_before() -> None:
     join(places, "a")
     places.lose("b", 0)
     assert places.device_of("gate") == "a"
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        NodeLink(latency_ns=18 * MS, jitter_ns=MS),
+        NodeLink(latency_ns=MS, jitter_ns=19 * MS),
+        NodeLink(latency_ns=MS, jitter_ns=MS, bytes_per_s=20_000, wait_ns=5 * MS),
+    ],
+    ids=["latency", "jitter", "bandwidth"],
+)
+def test_a_device_that_is_back_is_placed_by_the_network_of_now(link: NodeLink) -> None:
+    places = joined("a")
+    assert ask(places, "gate") == "a"
+    places.lose("a", 0)
+    join(places, "a", link=link)
+    with pytest.raises(NotAdmitted, match=r"network|link|slot|needs"):
+        ask(places, "gate")
+    join(places, "b")
+    assert ask(places, "gate") == "b"
+    places.lose("a", 0)
+    join(places, "a")
+    places.lose("b", 0)
+    assert places.device_of("gate") == "a", "it is near again"
+
+
+def test_a_device_that_is_back_and_slower_is_tried_after_the_quicker_ones() -> None:
+    places = joined("a", "b")
+    places.lose("a", 0)
+    join(places, "a", duration_ms=20)
+    assert [ask(places, f"s{number}", period_ms=100) for number in range(3)] == ["b"] * 3
+
+
+def test_a_reason_of_before_does_not_count_where_there_is_room_again() -> None:
+    places = joined("a")
+    ask(places, "gate", period_ms=12)
+    places.lose("a", 0)
+    join(places, "b")
+    assert ask(places, "gate", period_ms=12) == "b", "the device has come since it was refused"
+    join(places, "a")
+    ask(places, "hall", period_ms=12)
+    places.lose("b", 0)
+    assert places.device_of("gate") is None, "there is room for one"
+    places.release("hall")
+    assert ask(places, "gate", period_ms=12) == "a", "the other stream has ended since"
 
 
 def test_a_drained_device_gets_nothing_until_it_is_restored() -> None:
