@@ -33,6 +33,7 @@ from aionn.errors import (
     GeneralFailure,
     InvalidArgument,
     MissedDeadline,
+    ResourceExhausted,
     error_for_status,
     general_failure_of,
 )
@@ -268,7 +269,8 @@ class DataConnection:
 
         Raises:
             DeadObject: The node is lost.
-            DeviceUnavailable: It refuses one more connection.
+            ResourceExhausted: The client, or those of its name, have as many connections as they may.
+            DeviceUnavailable: The node refuses the connection for another reason.
         """
         control = self._control
 
@@ -393,7 +395,12 @@ class DataConnection:
             case Refused():
                 if not self._welcomed.done():
                     words = f"node {self._control.address.text}: it refuses: {message.why}"
-                    self._welcomed.set_exception(DeviceUnavailable(words))
+                    error = (
+                        ResourceExhausted(words, transient=True)
+                        if message.is_full
+                        else DeviceUnavailable(words)
+                    )
+                    self._welcomed.set_exception(error)
                     self._welcomed.exception()  # It may not be waited for any more.
                 self._end(f"it refuses: {message.why}")
             case _:

@@ -119,9 +119,15 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The node ends the connection, for this reason."""
+    """The node ends the connection.
+
+    Attributes:
+        why: The reason.
+        is_full: Whether the client, or those of its name, have as much as they may: another end makes room.
+    """
 
     why: str
+    is_full: bool = False
 
 
 class Carried(msgspec.Struct, frozen=True, tag=True):

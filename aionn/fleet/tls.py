@@ -15,12 +15,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import ssl
 
 from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.fleet.addresses import NodeAddress
 
-__all__ = ["check_pin", "client_context", "client_name", "node_context"]
+__all__ = ["check_pin", "client_context", "client_name", "name_of_address", "node_context"]
+
+NAME_CHARACTERS_MAX = 64
+"""Longest common name. Source: RFC 5280, ub-common-name."""
 
 
 def client_context(address: NodeAddress) -> ssl.SSLContext | None:
@@ -90,10 +94,37 @@ def check_pin(address: NodeAddress, transport: asyncio.BaseTransport) -> None:
 
 
 def client_name(transport: asyncio.BaseTransport) -> str:
-    """The name under which a client's connections count together: its certificate's digest, or its address."""
+    """The name under which all connections of a client count together (``aionn.fleet.node.quotas``).
+
+    That of its certificate (the common name), as the operator's file or authority has it, so that a renewed certificate is the same
+    client; of a certificate without one its digest. Without a certificate, its address (``name_of_address``).
+    """
     tls = transport.get_extra_info("ssl_object")
     shown = None if tls is None else tls.getpeercert(binary_form=True)
     if shown:
+        # Only of a certificate that was checked does ``getpeercert`` give the fields.
+        names = [
+            value
+            for group in tls.getpeercert().get("subject", ())
+            for key, value in group
+            if key == "commonName"
+        ]
+        if len(names) == 1 and 0 < len(names[0]) <= NAME_CHARACTERS_MAX and names[0].isprintable():
+            return str(names[0])
         return f"certificate {hashlib.sha256(shown).hexdigest()[:16]}"
     peer = transport.get_extra_info("peername")
-    return f"address {peer[0]}" if isinstance(peer, tuple) and peer else "address unknown"
+    return name_of_address(str(peer[0])) if isinstance(peer, tuple) and peer else "unknown"
+
+
+def name_of_address(text: str) -> str:
+    """The machine that an address stands for: a machine has the whole loopback network, and 64 bits of IPv6 addresses."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return text
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return name_of_address(str(address.ipv4_mapped))
+        if not address.is_loopback:
+            return str(ipaddress.ip_network((address, 64), strict=False))
+    return "localhost" if address.is_loopback else str(address)

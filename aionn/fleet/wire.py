@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
-from aionn.errors import Error, words_of
+from aionn.errors import Error, ResourceExhausted, words_of
 from aionn.fleet.framing import HTTP_ANSWER, PRELUDE, ForeignProtocol, FrameLimits, FrameReader
 from aionn.fleet.messages import Refused, framed
 
@@ -233,12 +233,17 @@ class Wire(asyncio.BufferedProtocol):
         except Error as e:
             self._break(e)
 
-    def close(self, why: str, *, with_reason: bool = False) -> None:
+    def refuse(self, error: Error) -> None:
+        """Ends the connection, and gives the peer the reason. Idempotent."""
+        self.close(str(error), with_reason=True, is_full=isinstance(error, ResourceExhausted))
+
+    def close(self, why: str, *, with_reason: bool = False, is_full: bool = False) -> None:
         """Ends the connection. Idempotent.
 
         Args:
             why: The reason, for ``on_lost``.
             with_reason: Whether the peer gets the reason as well.
+            is_full: See ``Refused``.
         """
         transport = self._transport
         self._why = self._why or why
@@ -249,7 +254,7 @@ class Wire(asyncio.BufferedProtocol):
         if transport.is_closing():
             return
         if with_reason:
-            transport.write(framed(Refused(why)))
+            transport.write(framed(Refused(why, is_full)))
         transport.close()
         asyncio.get_running_loop().call_later(CLOSE_S_MAX, self._abort)
 

@@ -99,6 +99,7 @@ def serve(
     tls_key: Path | None = None,
     tls_clients: Path | None = None,
     any_client: Annotated[bool, Parameter(negative=())] = False,
+    client_quota: Sequence[str] = (),
     oip: str | None = None,
     oip_rest: Annotated[int | None, numbers(0, 65535)] = None,
     model: Sequence[str] = (),
@@ -125,9 +126,9 @@ def serve(
         executions: Executions under way of one client.
         descriptors: Descriptors for memories, fences and files that one client sent: two for a memory.
         mapped_mib: Memories that one client sent, in MiB.
-        clients: Concurrent connections. When a limit is reached, connections that have not sent Hello are ended first; then
-            new ones are rejected, with the reason.
-        clients_per_user: Concurrent connections of one user, as identified by the kernel.
+        clients: Concurrent connections, of the socket and of the network each. When a limit is reached, connections that have not
+            sent Hello are ended first; then new ones are rejected, with the reason.
+        clients_per_user: Concurrent connections of one user, as identified by the kernel; of the network from one address.
         clients_per_process: Concurrent connections of one process.
         hello_within: Seconds after which a connection that has not sent Hello is ended.
         reserved_share: Share of the time of the device that streams with a guarantee of one process may reserve, above 0 up to 1.
@@ -144,6 +145,9 @@ def serve(
         tls_key: File of its key, if it is not in the same file.
         tls_clients: File of the certificates of network clients, or of authorities that sign them: others are not served.
         any_client: Serve network clients of other machines without a certificate. All that can connect may then use the device.
+        client_quota: NAME:QUOTA=NUMBER,... limits all network clients of a name together: clients, executions, memory-mib, models,
+            connections, reservations, reserved-share. A name is the common name of a certificate, without certificates an address,
+            and * for all others; can be given several times.
         oip: PORT or HOST:PORT at which models are served by the Open Inference Protocol over gRPC, at 127.0.0.1 without a host;
             port 0 takes a free one. Over REST they are served at the port below it.
         oip_rest: Port of REST, if it is another one.
@@ -156,7 +160,6 @@ def serve(
     _check_places(socket, listen, oip)
     door = door_of(oip, oip_rest, model, any_client=any_client, drain_s=drain_within)
     is_open = any_client and (oip is None or listen is not None)
-    network = network_of(listen, node_name, tls_certificate, tls_key, tls_clients, any_client=is_open)
     quotas = msgspec.structs.replace(
         SHARED_QUOTAS,
         memory_bytes=memory_mib * MIB,
@@ -169,6 +172,8 @@ def serve(
     limits = ClientLimits(
         clients, clients_per_user, clients_per_process, hello_within, reserved_share, reserved_share_per_user
     )
+    files = tls_certificate, tls_key, tls_clients
+    network = network_of(listen, node_name, files, client_quota, limits, any_client=is_open)
     _allow_descriptors()
     at = _page_address(watch, watch_at, quiet)
     settings = settings_from(realtime=realtime)  # Refuses a variable whose value makes no sense.
@@ -181,10 +186,9 @@ def serve(
     with _realtime(settings.realtime), socket_of(socket) as path:
         places = _Places(path, socket is None, permissions, network, door, metrics, at)
         try:
-            state = interrupts.run(_serve, made, places, quotas, limits, hang_after, drain_within, quiet)
+            return interrupts.run(_serve, made, places, quotas, limits, hang_after, drain_within, quiet)
         except KeyboardInterrupt:
             return 0  # That is how it is ended.
-    return EXIT_STATUS[state]
 
 
 def _check_places(socket: Path | None, listen: str | None, oip: str | None) -> None:
@@ -279,7 +283,8 @@ async def _serve(
     hang_after: float | None,
     drain_within: float,
     quiet: bool,
-) -> DrainState:
+) -> int:
+    """Serves until it is told to end; returns the exit status."""
     name = device.info.name
     figures, page = _counted(device, places.metrics, places.page)
     drain = Drain(drain_within, figures)
@@ -310,7 +315,7 @@ async def _serve(
                     _end_soon(state, name, places)
     finally:
         await finish(device.aclose())
-    return state
+    return EXIT_STATUS[state]
 
 
 def _report_places(name: str, places: _Places, address: str, door: DoorProcess | None, metrics: str) -> None:

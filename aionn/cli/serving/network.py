@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from aionn.cli.serving.children import ends_with_server
 from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.fleet.addresses import ListenAddress, parse_listen
 from aionn.fleet.node.process import NodeSettings, check_open_to, listening, running
+from aionn.fleet.node.quotas import quotas_of
+from aionn.service.host.admission import ClientLimits
 
 __all__ = ["Network", "network_of", "serving_network", "socket_of"]
 
@@ -37,30 +39,42 @@ class Network(msgspec.Struct, frozen=True):
 def network_of(
     listen: str | None,
     name: str | None,
-    certificate: Path | None,
-    key: Path | None,
-    clients: Path | None,
+    files: tuple[Path | None, Path | None, Path | None],
+    quotas: Sequence[str],
+    limits: ClientLimits,
     *,
     any_client: bool,
 ) -> Network | None:
     """Checks the options of a node; None where it does not listen.
 
+    Args:
+        listen: HOST:PORT.
+        name: Of the node; None for the host's.
+        files: Its certificate, the key of that, and the certificates of clients.
+        quotas: See ``quotas_of``.
+        limits: Of connections.
+        any_client: Whether clients of other machines need no certificate.
+
     Raises:
         InvalidArgument: They make no sense together, or a file cannot be used.
     """
+    certificate, key, clients = files
     given = {
         "--node-name": name,
         "--tls-certificate": certificate,
         "--tls-key": key,
         "--tls-clients": clients,
         "--any-client": any_client or None,
+        "--client-quota": quotas or None,
     }
     if listen is None:
         if named := [option for option, value in given.items() if value is not None]:
             raise InvalidArgument(f"{named[0]} goes with --listen")
         return None
     shown, own_key, known = ("" if path is None else os.fspath(path) for path in (certificate, key, clients))
-    settings = NodeSettings(name or socket.gethostname(), "", shown, own_key, known)
+    settings = NodeSettings(
+        name or socket.gethostname(), "", shown, own_key, known, limits, quotas_of(quotas)
+    )
     address = parse_listen(listen)
     check_open_to(address, settings, any_client=any_client)
     return Network(address, settings)

@@ -33,7 +33,7 @@ from aionn.fleet.messages import (
     decode_from_client,
     framed,
 )
-from aionn.fleet.node.budget import Budget
+from aionn.fleet.node.quotas import ClientAccount
 from aionn.fleet.node.reservations import NodeFrame
 from aionn.fleet.wire import Wire
 from aionn.hal import (
@@ -69,11 +69,13 @@ class ServedModel:
     Attributes:
         prepared: At the local device.
         outputs: The operands of its outputs.
+        contents_bytes: The memory that counts until it is closed.
         data_connections: Its data connections.
     """
 
-    def __init__(self, prepared: PreparedModel, outputs: Sequence[Operand]) -> None:
+    def __init__(self, prepared: PreparedModel, outputs: Sequence[Operand], contents_bytes: int = 0) -> None:
         self.prepared = prepared
+        self.contents_bytes = contents_bytes
         self.outputs = tuple(outputs)
         self.connections: set[DataConnection] = set()
 
@@ -82,7 +84,7 @@ class DataOwner(Hashable, Protocol):
     """The client that a data connection belongs to."""
 
     generation: int
-    budget: Budget
+    account: ClientAccount
 
     def now(self) -> int:
         """The node's clock, in nanoseconds."""
@@ -146,6 +148,7 @@ class DataConnection:
         self._received_ns = 0
         self._burst: Burst | None = None
         self._launch: Launch | None = None
+        self._counts = False  # Whether an execution of this connection counts in the account of the client.
         self._frame: NodeFrame | None = None
         self._error: Error = GeneralFailure("node: nothing was launched")
         self._wake: asyncio.Future[None] | None = None
@@ -184,6 +187,7 @@ class DataConnection:
             self._wire.close(str(e), with_reason=True)
         finally:
             self._model.connections.discard(self)
+            self._uncount()
             if burst is not None:
                 await finish(burst.aclose())
             self._free_pool()
@@ -231,7 +235,7 @@ class DataConnection:
         self._free_pool()
         if old >= 0:
             await burst.release_memory_resource(old)
-        self._owner.budget.take(size_bytes)
+        self._owner.account.take("memory_bytes", size_bytes)
         self._pool_bytes = size_bytes
         if size_bytes <= IN_LOOP_BYTES_MAX:
             pool = Memory.create(size_bytes, name="aionn-frames")
@@ -257,7 +261,7 @@ class DataConnection:
             pool.close()
         self._inputs = []
         self._request = Request((), (), ())
-        self._owner.budget.give_back(self._pool_bytes)
+        self._owner.account.give_back("memory_bytes", self._pool_bytes)
         self._pool_bytes = 0
 
     # Executions
@@ -274,6 +278,7 @@ class DataConnection:
             result = general_failure_of(e, "node")
         finally:
             self._launch = None
+            self._uncount()
         if self.state is DataState.LOST:
             return
         self._submit = None
@@ -291,7 +296,14 @@ class DataConnection:
         except Exception as e:
             self._error = general_failure_of(e, "node")
 
+    def _uncount(self) -> None:
+        if self._counts:
+            self._counts = False
+            self._owner.account.give_back("executions")
+
     def _launched(self, submit: Submit) -> Launch:
+        self._owner.account.take("executions")
+        self._counts = True
         deadline_ns = None
         if submit.remaining_ns is not None:
             # A client's estimate of this clock may be too early, and never too late. So a time to come is a mistake of the client.

@@ -29,7 +29,7 @@ import msgspec
 
 from aionn.errors import DeviceUnavailable, Error, InvalidArgument
 from aionn.fleet.addresses import ListenAddress
-from aionn.fleet.node.budget import CLIENT_BYTES_MAX
+from aionn.fleet.node.quotas import ClientQuotas
 from aionn.fleet.node.server import Node, check_name
 from aionn.fleet.tls import node_context
 from aionn.hal import Device
@@ -73,7 +73,7 @@ class NodeSettings(msgspec.Struct, frozen=True):
         key: File of its key; empty if it is in the same file.
         clients: File of the certificates of clients; empty if they need none.
         limits: Limits of connections.
-        bytes_max: Memory that a client may take.
+        quotas: Limits of clients by name; see ``quotas_of``.
     """
 
     name: str
@@ -82,7 +82,7 @@ class NodeSettings(msgspec.Struct, frozen=True):
     key: str = ""
     clients: str = ""
     limits: ClientLimits = ClientLimits()
-    bytes_max: int = CLIENT_BYTES_MAX
+    quotas: dict[str, ClientQuotas] = {}
 
 
 def check_open_to(address: ListenAddress, settings: NodeSettings, *, any_client: bool) -> None:
@@ -212,7 +212,7 @@ async def _serve(listener: socket.socket, settings: NodeSettings) -> None:
         return device
 
     async with anyio.create_task_group() as tasks:
-        node = Node(settings.name, open_device, tasks, limits=settings.limits, bytes_max=settings.bytes_max)
+        node = Node(settings.name, open_device, tasks, limits=settings.limits, quotas=settings.quotas)
         tasks.start_soon(node.serve, listener, context)
         os.write(sys.stdout.fileno(), READY)
         await _owner_gone()

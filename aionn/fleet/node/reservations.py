@@ -5,7 +5,7 @@ taken for another. The ledger decides (``aionn.service.host.reservations``), and
 
 Invariants:
 1. A number is never used again. One that the client never had is its mistake; one that has ended makes its frames best effort.
-2. The client has no more than ``HELD_MAX`` numbers here at a time: the ledger holds less for one process.
+2. The client holds no more than the quotas of its name (``aionn.fleet.node.quotas``), which are tested before the ledger is asked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from functools import partial
 
 import msgspec
 
-from aionn.errors import InvalidArgument, NotAdmitted, ResourceExhausted
+from aionn.errors import InvalidArgument, NotAdmitted
+from aionn.fleet.node.quotas import ClientAccount, share_ppm
 from aionn.hal.callers import FrameReport
 from aionn.service.client.reservations import ServedLedger, ServedReservation
 from aionn.service.wire.protocol import Done, ReplyBody
@@ -34,9 +35,6 @@ from aionn.service.wire.scheduling_messages import (
 )
 
 __all__ = ["NodeFrame", "NodeReservations"]
-
-HELD_MAX = 1024
-"""Reservations of a client: as many as a ledger has."""
 
 
 class NodeFrame:
@@ -68,15 +66,24 @@ class NodeReservations:
         ledger: On the client's connection to the device's process.
         slots: The number of slots of the device.
         notify: Sends a notice to the client.
+        account: Of the client.
     """
 
-    def __init__(self, ledger: ServedLedger, slots: int, notify: Callable[[Withdrawn | Room], None]) -> None:
+    def __init__(
+        self,
+        ledger: ServedLedger,
+        slots: int,
+        notify: Callable[[Withdrawn | Room], None],
+        account: ClientAccount,
+    ) -> None:
         self._ledger = ledger
         self._slots = slots
+        self._account = account
         self._notify = notify
         self._numbers = itertools.count(1)
         self._last = 0
         self._held: dict[int, ServedReservation] = {}
+        self._shares: dict[int, int] = {}  # Of those that are held, in millionths of a slot.
         ledger.on_room = lambda room_ns: notify(Room(room_ns))
 
     async def handle(self, body: Reserve | Change | Move | Release) -> ReplyBody:
@@ -94,30 +101,54 @@ class NodeReservations:
             case Move():
                 return MoveReply(await self._ledger.moved(self._of(body.reservation), body.phase_ns))
             case Release():
-                found = self._held.pop(body.reservation, None)
+                found = self._dropped(body.reservation)
                 if found is not None:
                     self._ledger.release(found)
                 return Done()
 
     async def _reserve(self, asked: AskedTime, number: int | None) -> ReserveReply:
         old = None if number is None else self._of(number)
-        if len(self._held) >= HELD_MAX:
-            raise ResourceExhausted(f"node: expected at most {HELD_MAX} reservations of one client")
+        old_share = 0 if number is None else self._shares[number]
+        new_share = share_ppm(asked)
+        # The ledger replaces terms by others that demand no more, which then need no room beside the old ones.
+        is_taken = old is None or new_share > old_share
         try:
-            found = await self._ledger.reserve(asked, old, slot_count=self._slots)
+            if is_taken:
+                self._account.reserve(asked, self._slots)
+            try:
+                found = await self._ledger.reserve(asked, old, slot_count=self._slots)
+            except BaseException:
+                if is_taken:
+                    self._account.release(new_share)
+                raise
+            is_new = found is not old
+            if is_new and not is_taken:
+                self._take_for(found, asked)
         except NotAdmitted as e:
             return ReserveReply(refusal=Refusal(str(e), e.reason, e.would_fit))
-        is_new = found is not old
         if is_new:
             self._last = number = next(self._numbers)
-            if not found.end:
-                self._held[number] = found
+            if found.end:
+                self._account.release(new_share)
+            else:
+                self._held[number], self._shares[number] = found, new_share
                 found.on_end = partial(self._ended, number)
+        elif number in self._shares:
+            self._account.change(self._shares[number], new_share)
+            self._shares[number] = new_share
         assert number is not None, "it is new, or was there"
         reply = ReserveReply(msgspec.structs.replace(found.reserved, reservation=number, is_new=is_new))
         if is_new and found.end:
             self._notify(Withdrawn(number, found.end))
         return reply
+
+    def _take_for(self, found: ServedReservation, asked: AskedTime) -> None:
+        """Takes for a reservation that the ledger has made beside an old one."""
+        try:
+            self._account.reserve(asked, self._slots)
+        except NotAdmitted:
+            self._ledger.release(found)
+            raise
 
     def _of(self, number: int) -> ServedReservation:
         found = self._held.get(number)
@@ -127,8 +158,14 @@ class NodeReservations:
 
     def _ended(self, number: int, why: str) -> None:
         """The ledger has ended it, or its process is gone."""
-        if self._held.pop(number, None) is not None:
+        if self._dropped(number) is not None:
             self._notify(Withdrawn(number, why))
+
+    def _dropped(self, number: int) -> ServedReservation | None:
+        found = self._held.pop(number, None)
+        if found is not None:
+            self._account.release(self._shares.pop(number))
+        return found
 
     def frame(self, number: int) -> NodeFrame | None:
         """A frame of a reservation; None where that has ended.

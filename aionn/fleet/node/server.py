@@ -18,25 +18,21 @@ import secrets
 import socket
 import ssl
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import anyio
 import anyio.abc
 
-from aionn.errors import Error, InvalidArgument, ResourceExhausted
+from aionn.errors import Error, InvalidArgument
 from aionn.fleet.framing import PRELUDE
 from aionn.fleet.messages import GREETING_LIMITS, Figures, Hello, Refused, decode_from_client, framed
-from aionn.fleet.node.budget import CLIENT_BYTES_MAX
+from aionn.fleet.node.quotas import ClientAccount, ClientQuotas, Names
 from aionn.fleet.node.session import OpenDevice, Session
-from aionn.fleet.tls import client_name
+from aionn.fleet.tls import client_name, name_of_address
 from aionn.fleet.wire import Wire, tune
 from aionn.service.host.admission import FOREIGN_PID, Admission, ClientLimits, Credentials, NoPlace, Place
 
 __all__ = ["Node", "check_name"]
-
-CLIENTS_PER_NAME_MAX = 16
-"""Clients with one certificate, or from one address where none is demanded: the processes of one machine."""
 
 NAME_CHARACTERS_MAX = 64
 
@@ -68,7 +64,7 @@ class Node:
         open_device: Opens a client's connection to the local device.
         tasks: Where clients are served.
         limits: Limits of the connections that have not greeted, and of clients; see ``ClientLimits``: an address stands for a user.
-        bytes_max: Memory that a client may take.
+        quotas: Limits of clients by name; see ``quotas_of``.
         now: The clock of deadlines, in nanoseconds.
     """
 
@@ -79,20 +75,19 @@ class Node:
         tasks: anyio.abc.TaskGroup,
         *,
         limits: ClientLimits | None = None,
-        bytes_max: int = CLIENT_BYTES_MAX,
+        quotas: Mapping[str, ClientQuotas] | None = None,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._name = name
         self._open_device = open_device
         self._tasks = tasks
         self._limits = limits or ClientLimits()
-        self._bytes_max = bytes_max
+        self._names = Names(quotas or {})
         self._now = now
         self._admission = Admission(self._limits)
         self._numbers = itertools.count()
         self._addresses: dict[str, int] = {}
         self._present: dict[Place, str] = {}
-        self._of_name: Counter[str] = Counter()
         self._sessions: dict[bytes, Session] = {}
         # 63 bits: other languages' integers are signed.
         self._generations = itertools.count((time.time_ns() & ((1 << 62) - 1)) + 1)
@@ -125,7 +120,9 @@ class Node:
                 await anyio.sleep(ACCEPT_AGAIN_S)
                 continue
             try:
-                place = self._admit(str(address[0]) if isinstance(address, tuple) else "here")
+                place = self._admit(
+                    name_of_address(str(address[0])) if isinstance(address, tuple) else "here"
+                )
             except NoPlace as e:
                 self._reject(sock, str(e), is_plain=context is None)
                 continue
@@ -148,7 +145,10 @@ class Node:
         with sock:
             if is_plain:
                 try:
-                    sock.send(PRELUDE + framed(Refused(why)), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    sock.send(
+                        PRELUDE + framed(Refused(why, is_full=True)),
+                        socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
+                    )
                 except OSError:
                     pass  # It is gone, or does not read.
 
@@ -183,7 +183,7 @@ class Node:
 
         Raises:
             InvalidArgument: A data connection without a client, or of a model that does not exist.
-            ResourceExhausted: There are too many clients of this name, or data connections of this client.
+            ResourceExhausted: There are too many clients, or data connections, of this name or this client.
         """
         greeting = hello.sent_ns, received_ns
         if hello.role == "data":
@@ -193,9 +193,7 @@ class Node:
             session.serve_data(newcomer.wire, hello.prepared, greeting)
             self.left(newcomer.place)
             return
-        name = newcomer.wire.peer_name(client_name)
-        if self._of_name[name] >= CLIENTS_PER_NAME_MAX:
-            raise ResourceExhausted(f"node: expected at most {CLIENTS_PER_NAME_MAX} clients of {name}")
+        account = self._names.joined(newcomer.wire.peer_name(client_name))
         self._admission.greeted(newcomer.place)
         session = Session(
             newcomer.wire,
@@ -206,22 +204,20 @@ class Node:
             secret=secrets.token_bytes(SECRET_BYTES),
             greeting=greeting,
             figures=lambda: self.figures,
-            bytes_max=self._bytes_max,
+            account=account,
         )
-        self._tasks.start_soon(self._run, session, newcomer.place, name)
+        self._tasks.start_soon(self._run, session, newcomer.place, account)
 
-    async def _run(self, session: Session, place: Place, name: str) -> None:
-        self._of_name[name] += 1
+    async def _run(self, session: Session, place: Place, account: ClientAccount) -> None:
         self._sessions[session.secret] = session
         try:
             await session.run()
         except Exception:
             # One client's end, however it comes, does not affect others.
-            _logger.exception("node %s: serving a client (%s) failed", self._name, name)
+            _logger.exception("node %s: serving a client (%s) failed", self._name, account.name)
         finally:
             del self._sessions[session.secret]
-            self._of_name[name] -= 1
-            self._of_name += Counter()  # Forgets names without clients.
+            self._names.left(account)
             self.left(place)
 
     def left(self, place: Place) -> None:
@@ -276,7 +272,7 @@ class _Newcomer:
         try:
             self._node.greeted(self, self._hello, self._received_ns)
         except Error as e:
-            self.wire.close(str(e), with_reason=True)
+            self.wire.refuse(e)
 
     def on_lost(self, why: str) -> None:
         """See ``WireOwner``."""

@@ -5,7 +5,7 @@ client of its own, with its own quotas and turns; whatever it had ends with its 
 
 Invariants:
 1. While the client has work here, it gets a heartbeat every ``HEARTBEAT_NS``, which no computation delays: this process has none.
-2. Memory for what a client sends is counted before it is allocated.
+2. Memory for what a client sends is counted before it is allocated, by the name of the client (``aionn.fleet.node.quotas``).
 3. No more than ``CALLS_MAX`` calls of a client are in progress; further ones are not read.
 4. Calls on threads, those of data connections included, take turns with those of other clients.
 """
@@ -42,8 +42,8 @@ from aionn.fleet.messages import (
     decode_from_client,
     framed,
 )
-from aionn.fleet.node.budget import CLIENT_BYTES_MAX, Budget
 from aionn.fleet.node.data_connection import IN_LOOP_BYTES_MAX, DataConnection, ServedModel
+from aionn.fleet.node.quotas import ClientAccount
 from aionn.fleet.node.reservations import NodeFrame, NodeReservations
 from aionn.fleet.wire import Wire
 from aionn.hal import Device, Memory
@@ -98,12 +98,12 @@ class Session:
         secret: For data connections.
         greeting: When Hello was sent, on the client's clock, and when it came, on this one.
         figures: Gives the load of the node.
-        bytes_max: Memory that the client may take.
+        account: Its holdings, within the quotas of its name.
 
     Attributes:
         generation: See above.
         secret: See above.
-        budget: The memory that the client has taken.
+        account: See above.
         data_connections: Its data connections.
         models: Its prepared models.
     """
@@ -119,11 +119,11 @@ class Session:
         secret: bytes,
         greeting: tuple[int, int],
         figures: Callable[[], Figures],
-        bytes_max: int = CLIENT_BYTES_MAX,
+        account: ClientAccount,
     ) -> None:
         self.generation = generation
         self.secret = secret
-        self.budget = Budget(bytes_max)
+        self.account = account
         self.connections: set[DataConnection] = set()
         self.models: dict[int, ServedModel] = {}
         self._wire = wire
@@ -177,7 +177,9 @@ class Session:
                 try:
                     self._device = device = await self._open_device(tasks)
                     if isinstance(device, RemoteDevice) and device.ledger is not None:
-                        self._reservations = NodeReservations(device.ledger, device.info.slots, self._notify)
+                        self._reservations = NodeReservations(
+                            device.ledger, device.info.slots, self._notify, self.account
+                        )
                     self._welcome(device)
                     await self._heartbeat()
                 except Error as e:
@@ -241,7 +243,7 @@ class Session:
 
         Raises:
             InvalidArgument: There is no such model.
-            ResourceExhausted: The client has too many data connections.
+            ResourceExhausted: The client, or those of its name, have too many data connections.
         """
         model = self.models.get(handle)
         if model is None or self._tasks is None:
@@ -250,6 +252,7 @@ class Session:
             raise ResourceExhausted(
                 f"data connection: expected at most {DATA_CONNECTIONS_MAX} of one client", transient=True
             )
+        self.account.take("connections")
         connection = DataConnection(self, wire, model, greeting)
         self.connections.add(connection)
         self._tasks.start_soon(self._run_data, connection)
@@ -263,6 +266,7 @@ class Session:
         finally:
             connection.close("the data connection has ended")
             self.connections.discard(connection)
+            self.account.give_back("connections")
 
     # Calls
 
@@ -294,7 +298,7 @@ class Session:
 
     def _carried_begins(self, message: Carried, body_bytes: int) -> Sequence[memoryview] | None:
         check_parts(message.parts, body_bytes)
-        self.budget.take(body_bytes)
+        self.account.take("memory_bytes", body_bytes)
         self._carried = message.payload, []
         if body_bytes <= IN_LOOP_BYTES_MAX:
             self._carried = message.payload, memories_for(message.parts)
@@ -335,27 +339,28 @@ class Session:
             memory.close()
 
     async def _answer(self, payload: bytes, memories: list[Memory]) -> None:
+        contents = _Contents(self.account, sum(memory.size_bytes for memory in memories))
         try:
             try:
                 call = await self._decoded(payload, memories)
             finally:
-                self.budget.give_back(sum(memory.size_bytes for memory in memories))
                 for memory in memories:
                     memory.close()
             if call is not None:
-                await self._reply(Reply(call.id, await self._reply_to(call)))
+                await self._reply(Reply(call.id, await self._reply_to(call, contents)))
         finally:
+            contents.give_back()
             self._in_progress -= 1
             self._wire.resume_reading("calls")
 
-    async def _reply_to(self, call: Call) -> ReplyBody:
+    async def _reply_to(self, call: Call, contents: _Contents) -> ReplyBody:
         if call.id in self._calls:
             return Failed(ErrorStatus.INVALID_ARGUMENT, f"node: call {call.id} is in progress already")
         self._calls[call.id] = scope = anyio.CancelScope()
         reply: ReplyBody = Failed(ErrorStatus.GENERAL_FAILURE, "node: the call was withdrawn")
         try:
             with scope:
-                reply = await self._handled(call.body)
+                reply = await self._handled(call.body, contents)
         except Error as e:
             reply = Failed(status_of(e), str(e)[:TEXT_CHARACTERS_MAX])
         except Exception as e:
@@ -382,7 +387,7 @@ class Session:
         self._wire.send(head, contents)
         del keep
 
-    async def _handled(self, body: CallBody) -> ReplyBody:
+    async def _handled(self, body: CallBody, contents: _Contents) -> ReplyBody:
         device = self._device
         assert device is not None, "calls come after the greeting"
         match body:
@@ -391,18 +396,15 @@ class Session:
             case SupportedOperations():
                 return SupportedOperationsReply(await device.supported_operations(body.model))
             case PrepareModel():
-                prepared = await device.prepare_model(
-                    body.model, preference=body.preference, priority=body.priority
-                )
-                handle = next(self._handles)
-                self.models[handle] = ServedModel(prepared, body.model.main.outputs)
-                return PrepareModelReply(handle, prepared.expected_duration_ns)
+                return await self._prepared(device, body, contents)
             case FreePreparedModel():
                 model = self.models.pop(body.prepared, None)
                 if model is not None:
+                    self.account.give_back("models")  # Now, so that the next call may prepare another one.
                     for connection in list(model.connections):
                         connection.close("its prepared model was closed")
                     await model.prepared.aclose()
+                    self.account.give_back("memory_bytes", model.contents_bytes)
                 return Done()
             case CancelCall():
                 scope = self._calls.get(body.call)
@@ -414,3 +416,33 @@ class Session:
             case Reserve() | Change() | Move() | Release() if self._reservations is not None:
                 return await self._reservations.handle(body)
         raise InvalidArgument(f"node: {type(body).__name__} is not served over a network")
+
+    async def _prepared(self, device: Device, body: PrepareModel, contents: _Contents) -> ReplyBody:
+        self.account.take("models")
+        try:
+            prepared = await device.prepare_model(
+                body.model, preference=body.preference, priority=body.priority
+            )
+        except BaseException:
+            self.account.give_back("models")
+            raise
+        handle = next(self._handles)
+        self.models[handle] = ServedModel(prepared, body.model.main.outputs, contents.keep())
+        return PrepareModelReply(handle, prepared.expected_duration_ns)
+
+
+class _Contents:
+    """The contents of a call, which count until it is answered; those of a model that was prepared, until it is closed."""
+
+    def __init__(self, account: ClientAccount, size_bytes: int) -> None:
+        self._account = account
+        self._size_bytes = size_bytes
+
+    def keep(self) -> int:
+        """Lets them count on; the caller gives them back. Returns their size in bytes."""
+        size_bytes, self._size_bytes = self._size_bytes, 0
+        return size_bytes
+
+    def give_back(self) -> None:
+        """Ends their count, unless they are kept."""
+        self._account.give_back("memory_bytes", self.keep())

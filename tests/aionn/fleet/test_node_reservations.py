@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from aionn.errors import InvalidArgument, NotAdmitted
+from aionn.fleet.node.quotas import Names, quotas_of
 from aionn.fleet.node.reservations import NodeReservations
 from aionn.service.client.reservations import ServedLedger, ServedReservation
 from aionn.service.wire.scheduling_messages import (
@@ -52,10 +54,12 @@ class Client:
         notices: Those that it was sent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *quotas: str) -> None:
         self.ledger = FakeLedger()
         self.notices: list[Withdrawn | Room] = []
-        self.reservations = NodeReservations(self.ledger, 1, self.notices.append)
+        self.names = Names(quotas_of(quotas))
+        self.account = self.names.joined("gate")
+        self.reservations = NodeReservations(self.ledger, 1, self.notices.append, self.account)
 
     async def reserve(self, call: Reserve | Change) -> Reserved:
         reply = await self.reservations.handle(call)
@@ -109,3 +113,26 @@ async def test_the_room_for_best_effort_is_passed_on() -> None:
     assert client.ledger.on_room is not None
     client.ledger.on_room(5)
     assert client.notices == [Room(5)]
+
+
+async def test_what_a_name_holds_is_given_back_however_a_reservation_ends() -> None:
+    client = Client("gate:reserved-share=0.2")
+    other = client.names.joined("gate")
+    await client.reserve(Reserve(ASKED))
+    await client.reserve(Reserve(ASKED))
+    refused = await client.reservations.handle(Reserve(ASKED))
+    assert isinstance(refused, ReserveReply) and refused.refusal is not None
+    assert "of gate hold a share of 0.200 of a slot" in refused.refusal.message
+    assert client.ledger.room == 1, "the ledger was not asked"
+    client.ledger.given[0].ended("silent")
+    other.release(other.reserve(ASKED, 1))
+    half = msgspec.structs.replace(ASKED, duration_ns=5)
+    await client.reserve(Change(2, half))
+    other.release(other.reserve(msgspec.structs.replace(ASKED, duration_ns=15), 1))
+    await client.reservations.handle(Release(2))
+    other.release(other.reserve(msgspec.structs.replace(ASKED, duration_ns=20), 1))
+    client.ledger.room = 0
+    refused = await client.reservations.handle(Reserve(ASKED))
+    assert isinstance(refused, ReserveReply) and refused.refusal is not None
+    assert refused.refusal.message == "no room"
+    other.release(other.reserve(msgspec.structs.replace(ASKED, duration_ns=20), 1))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aionn.errors import DeviceUnavailable, InvalidArgument
+from aionn.errors import DeviceUnavailable, InvalidArgument, ResourceExhausted
 from aionn.fleet.addresses import parse_node
 from aionn.fleet.device import NodeDevice
 from aionn.fleet.tls import client_context, node_context
@@ -95,3 +95,19 @@ def test_files_that_hold_no_certificate_are_named(tmp_path: Path, text: str) -> 
         client_context(parse_node(f"tls://edge2:1?ca={path}"))
     with pytest.raises(InvalidArgument, match="cannot be used"):
         node_context(NODE, "", str(tmp_path / "missing.pem"))
+
+
+async def test_quotas_of_the_command_line_count_by_the_name_of_the_certificate() -> None:
+    with serving(
+        "--tls-certificate", NODE, "--tls-clients", CLIENT, "--client-quota", "client:clients=1,models=1"
+    ) as limited:
+        place = f"{limited.address}?silence_ms=30000&certificate={CLIENT}&pin={pin_of(NODE)}"
+        device = NodeDevice(parse_node(place))
+        prepared = await device.prepare_model(sum_model())
+        with pytest.raises(ResourceExhausted, match="the clients of client may have 1, have 1"):
+            await device.prepare_model(sum_model())
+        told = await outcome(place)
+        assert "clients: the clients of client may have 1" in told and "--client-quota" in told
+        await prepared.aclose()
+        await (await device.prepare_model(sum_model())).aclose()
+        await device.aclose()
