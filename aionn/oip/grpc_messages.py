@@ -10,8 +10,9 @@ ModelStreamInfer).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -49,6 +50,12 @@ __all__ = [
 ]
 
 _REQUEST: Final = "ModelInferRequest"
+
+KEPT_MAX: Final = 256
+"""Messages that are kept in each direction, decoded or encoded: the inputs or outputs of some dozens of models."""
+
+KEPT_BYTES_MAX: Final = 256
+"""Largest message of an input that is kept: a name and a shape; so hostile clients fill 64 KiB."""
 
 _Parts = list[Array]
 
@@ -125,7 +132,51 @@ def _message(value: int | memoryview, where: str) -> memoryview:
     return value
 
 
+class _Input(NamedTuple):
+    """The message of an input.
+
+    Attributes:
+        name: See ``InputTensor``, as for the next two.
+        datatype: See there.
+        extents: See there.
+        contents: Its typed contents; None without any.
+        where: Names it in errors.
+    """
+
+    name: str
+    datatype: str
+    extents: tuple[int, ...]
+    contents: memoryview | None
+    where: str
+
+
 def _input_of(message: memoryview, raw: memoryview | None) -> InputTensor:
+    if raw is not None and len(message) <= KEPT_BYTES_MAX:
+        one = _kept_input(bytes(message))
+    else:
+        one = _read_input(message)
+    extents, where = one.extents, one.where
+    if raw is not None:
+        if one.contents is not None and len(one.contents):
+            raise aionn.InvalidArgument(f"{where}: expected contents or raw_input_contents, got both")
+        return InputTensor(
+            one.name, one.datatype, extents, lambda dtype: from_raw(raw, dtype, extents, where)
+        )
+    typed = memoryview(b"") if one.contents is None else one.contents
+
+    def load(dtype: np.dtype[Any]) -> Array:
+        return from_numbers(_numbers_of(typed, dtype, where), dtype, extents, where)
+
+    return InputTensor(one.name, one.datatype, extents, load, len(typed))
+
+
+@functools.lru_cache(KEPT_MAX)
+def _kept_input(message: bytes) -> _Input:
+    """As ``_read_input``: a client sends the same name, datatype and shape with each request."""
+    return _read_input(memoryview(message))
+
+
+def _read_input(message: memoryview) -> _Input:
     where = f"{_REQUEST}, input"
     name = datatype = ""
     shape: list[int] = []
@@ -143,17 +194,7 @@ def _input_of(message: memoryview, raw: memoryview | None) -> InputTensor:
             _refuse_shared_memory(value, where)
         elif number == 5:
             contents = _message(value, where)
-    extents = tuple(shape)
-    if raw is not None:
-        if contents is not None and len(contents):
-            raise aionn.InvalidArgument(f"{where}: expected contents or raw_input_contents, got both")
-        return InputTensor(name, datatype, extents, lambda dtype: from_raw(raw, dtype, extents, where))
-    typed = memoryview(b"") if contents is None else contents
-
-    def load(dtype: np.dtype[Any]) -> Array:
-        return from_numbers(_numbers_of(typed, dtype, where), dtype, extents, where)
-
-    return InputTensor(name, datatype, extents, load, len(typed))
+    return _Input(name, datatype, tuple(shape), contents, where)
 
 
 def _extents(wire: int, value: int | memoryview, where: str) -> list[int]:
@@ -357,6 +398,7 @@ def config_message(model: ModelDescription) -> bytes:
     return b"".join(pb.view_field(1, b"".join(pieces)))
 
 
+@functools.lru_cache(KEPT_MAX)
 def _tensor(tensor: TensorDescription) -> bytes:
     return b"".join(
         [

@@ -270,3 +270,23 @@ def test_packed_numbers_match_those_that_were_written() -> None:
     for damaged in (b"\x80", b"\x01\x80", b"\x80" * 10 + b"\x01"):
         with pytest.raises(aionn.InvalidArgument, match="does not end"):
             pb.packed_varints(memoryview(damaged), "")
+
+
+def test_inputs_that_come_again_are_read_anew_with_their_values() -> None:
+    def message(values: bytes, shape: tuple[int, ...] = (1,), name: str = "a") -> bytes:
+        tensor = [*pb.view_field(1, name), *pb.view_field(2, "FP32"), pb.packed_field(3, shape)]
+        return b"".join([*pb.view_field(5, b"".join(tensor)), *pb.view_field(7, values)])
+
+    for value in (1.0, 2.0):
+        for name, shape in (("a", (1,)), ("b", (1,)), ("a", (1, 1))):
+            raw = np.array([value], "<f4").tobytes()
+            (tensor,) = messages.request_of(message(raw, shape, name)).inputs
+            assert (tensor.name, tensor.shape) == (name, shape)
+            loaded = tensor.load(np.dtype(np.float32))
+            assert loaded.shape == shape and loaded.ravel()[0] == value
+    for _ in range(2):
+        typed = b"".join(
+            [*pb.view_field(5, b"".join(pb.view_field(5, b"\x32\x04abcd"))), *pb.view_field(7, b"abcd")]
+        )
+        with pytest.raises(aionn.InvalidArgument, match="got both"):
+            messages.request_of(typed)
