@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from aionn.errors import DeviceUnavailable
+from aionn.fleet.addresses import NODES_MAX
 from aionn.ray import nodes_of_cluster, ray_fleet
 
 
@@ -64,7 +65,7 @@ def test_a_cluster_without_a_node_is_an_error_with_the_reasons() -> None:
 
 def test_no_more_addresses_are_given_than_a_runtime_takes() -> None:
     cluster = FakeCluster({f"aionn/edge{n}/npu": f"127.0.0.1:{n + 1}" for n in range(70)})
-    assert len(ray_fleet(within_s=3, cluster=cluster)) == 64
+    assert len(ray_fleet(within_s=3, cluster=cluster)) == NODES_MAX
 
 
 def test_without_ray_a_call_is_one_clear_sentence_and_an_import_is_fine() -> None:
