@@ -362,8 +362,15 @@ class ControlConnection:
 
     def on_lost(self, why: str) -> None:
         """See ``WireOwner``."""
-        if not self._has_heard and not self.address.is_tls:
-            why = f"{why} without a word; if it serves with TLS, write tls:// before the address"
+        if not self._has_heard:
+            hint = (
+                "if it serves with TLS, write tls:// before the address"
+                if not self.address.is_tls
+                else "its file of --tls-clients may not have this client's certificate"
+                if self.address.certificate
+                else "if it demands a certificate of its clients, add certificate=FILE to the address"
+            )
+            why = f"{why} without a word; {hint}"
         self._lose(why)
 
     # Messages of the node

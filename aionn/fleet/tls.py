@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import ipaddress
 import ssl
+from collections.abc import Callable
 
 from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.fleet.addresses import NodeAddress
@@ -41,15 +42,13 @@ def client_context(address: NodeAddress) -> ssl.SSLContext | None:
         # The pin names the one certificate that is accepted, so that no authority and no name is needed: see ``check_pin``.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    try:
-        if address.ca:
-            context.load_verify_locations(address.ca)
-        elif not address.pin:
-            context.load_default_certs()
-        if address.certificate:
-            context.load_cert_chain(address.certificate, address.key or None)
-    except (OSError, ssl.SSLError) as e:
-        raise InvalidArgument(f"node {address.text}: a certificate or key cannot be used: {e}") from e
+    place = f"node {address.text}"
+    if address.ca:
+        _load(place, context.load_verify_locations, address.ca)
+    elif not address.pin:
+        context.load_default_certs()
+    if address.certificate:
+        _load(place, context.load_cert_chain, address.certificate, address.key)
     return context
 
 
@@ -66,14 +65,23 @@ def node_context(certificate: str, key: str, clients: str) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    try:
-        context.load_cert_chain(certificate, key or None)
-        if clients:
-            context.load_verify_locations(clients)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ssl.SSLError) as e:
-        raise InvalidArgument(f"node: a certificate or key cannot be used: {e}") from e
+    _load("node", context.load_cert_chain, certificate, key)
+    if clients:
+        _load("node", context.load_verify_locations, clients)
+        context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+def _load(place: str, load: Callable[..., None], *files: str) -> None:
+    """Has a context read files; an error names them, which those of ``ssl`` do not."""
+    named = [file for file in files if file]
+    try:
+        load(*named)
+    except (OSError, ssl.SSLError) as e:
+        reason = e.reason if isinstance(e, ssl.SSLError) else e.strerror
+        raise InvalidArgument(
+            f"{place}: a certificate or key cannot be used ({' with '.join(named)}): {reason or e}"
+        ) from e
 
 
 def check_pin(address: NodeAddress, transport: asyncio.BaseTransport) -> None:

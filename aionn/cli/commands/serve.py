@@ -284,7 +284,7 @@ async def _serve(
     drain_within: float,
     quiet: bool,
 ) -> int:
-    """Serves until it is told to end; returns the exit status."""
+    """Serves until SIGTERM; returns the exit status."""
     name = device.info.name
     figures, page = _counted(device, places.metrics, places.page)
     drain = Drain(drain_within, figures)

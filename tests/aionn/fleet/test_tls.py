@@ -67,11 +67,10 @@ async def test_wrong_certificates_are_refused_in_words(mutual: Served) -> None:
     assert "expected the certificate" in await outcome(f"{place}?certificate={CLIENT}&pin={pin_of(STRANGER)}")
     assert "its certificate is not accepted" in await outcome(f"{place}?certificate={CLIENT}")
     assert "its certificate is not accepted" in await outcome(f"{place}?certificate={CLIENT}&ca={STRANGER}")
-    for told in (
-        await outcome(f"{place}?pin={pin}&certificate={STRANGER}"),
-        await outcome(f"{place}?pin={pin}"),
-    ):
-        assert "certificate" in told or "alert" in told or "closed the connection" in told, told
+    assert "may not have this client's certificate" in await outcome(
+        f"{place}?pin={pin}&certificate={STRANGER}"
+    )
+    assert "add certificate=FILE to the address" in await outcome(f"{place}?pin={pin}")
 
 
 @pytest.mark.parametrize("error", [None, ConnectionResetError(104, "reset"), BrokenPipeError(32, "pipe")])
@@ -89,11 +88,11 @@ async def test_client_without_tls_is_told_what_to_write(mutual: Served) -> None:
 def test_files_that_hold_no_certificate_are_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.pem"
     path.write_text(text)
-    with pytest.raises(InvalidArgument, match="cannot be used"):
+    with pytest.raises(InvalidArgument, match=r"cannot be used \(.*a\.pem\): "):
         node_context(str(path), "", "")
     with pytest.raises(InvalidArgument, match="cannot be used"):
         client_context(parse_node(f"tls://edge2:1?ca={path}"))
-    with pytest.raises(InvalidArgument, match="cannot be used"):
+    with pytest.raises(InvalidArgument, match=r"missing\.pem\): No such file"):
         node_context(NODE, "", str(tmp_path / "missing.pem"))
 
 
