@@ -79,8 +79,10 @@ def _load(place: str, load: Callable[..., None], *files: str) -> None:
         load(*named)
     except (OSError, ssl.SSLError) as e:
         reason = e.reason if isinstance(e, ssl.SSLError) else e.strerror
+        # Of a file without a key, or without anything, the library names neither.
+        reason = reason or "expected PEM: certificates, and of an own one its private key"
         raise InvalidArgument(
-            f"{place}: a certificate or key cannot be used ({' with '.join(named)}): {reason or e}"
+            f"{place}: a certificate or key cannot be used ({' with '.join(named)}): {reason}"
         ) from e
 
 

@@ -84,6 +84,14 @@ async def test_client_without_tls_is_told_what_to_write(mutual: Served) -> None:
     assert "tls://" in told
 
 
+def test_certificate_without_its_key_is_named(tmp_path: Path) -> None:
+    path, text = tmp_path / "node.crt", Path(NODE).read_text()
+    begin, end = text.index("-----BEGIN CERT"), text.index("-----END CERTIFICATE-----")
+    path.write_text(text[begin:end] + "-----END CERTIFICATE-----\n")
+    with pytest.raises(InvalidArgument, match=r"node\.crt\): expected PEM: .* private key"):
+        node_context(str(path), "", "")
+
+
 @pytest.mark.parametrize("text", ["", "no certificate"])
 def test_files_that_hold_no_certificate_are_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.pem"
