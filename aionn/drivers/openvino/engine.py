@@ -159,6 +159,24 @@ def _rejected(error: BaseException) -> Unsupported | Error:
     return Unsupported(f"OpenVINO rejects it: {short_text(error)}")
 
 
+def _keep_quotients(model: Any) -> None:
+    """Marks the divisions that stay ones: all but those of a constant by something computed.
+
+    OpenVINO 2026.4 makes the latter a part of the operation that computes the divisor (a convolution, a product of matrices, a
+    reduction, a resize), and divides by the constant there. As products with reciprocals, which are not marked, they are right.
+    """
+    varying: set[str] = set()
+    for operation in model.get_ordered_ops():
+        kind = operation.get_type_name()
+        sources = [each.get_node() for each in operation.input_values()]
+        if kind == "Parameter" or any(each.get_name() in varying for each in sources):
+            varying.add(operation.get_name())
+        if kind == "Divide" and (
+            sources[0].get_name() in varying or sources[1].get_type_name() == "Parameter"
+        ):
+            operation.get_rt_info()[_DIVIDES] = ""
+
+
 def _read(file: bytes) -> Any:
     try:
         if len(file) < LARGE_BYTES:
@@ -167,9 +185,7 @@ def _read(file: bytes) -> Any:
             with MemoryFile() as copy:
                 copy.write(file)
                 model = _core().read_model(copy.path)
-        for operation in model.get_ops():
-            if operation.get_type_name() == "Divide":
-                operation.get_rt_info()[_DIVIDES] = ""
+        _keep_quotients(model)
     except _FAILURES as e:
         raise _rejected(e) from e
     return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import itertools
 import sys
@@ -99,7 +100,7 @@ def test_stream_with_a_guarantee_has_its_reservation_and_gives_it_back() -> None
                 assert isinstance(results, aionn.blocking.GuaranteedStream)
                 assert results.reservation is not None and results.reservation.slot == "npu/0"
                 assert results.refusal is None and "reserved on npu/0" in results.explain()
-                changed = results.change(period=20.0)
+                changed = results.change(period=datetime.timedelta(seconds=20))
                 assert changed is not None and changed.period_ns == 20_000_000_000
                 assert [result.status for result in results] == ["on_time"]
                 assert results.statistics().on_time == 1

@@ -191,3 +191,39 @@ async def test_quotients_are_rounded_once_in_every_slot_and_from_the_cache(is_co
                 np.testing.assert_array_equal(got[0], dividends / divisors)
                 np.testing.assert_array_equal(got[1], np.floor(dividends / divisors))
             await prepared.aclose()
+
+
+@pytest.mark.parametrize("producer", ["mean", "fully connected", "product", "root"])
+async def test_constant_over_something_computed_is_no_quotient_the_other_way_round(producer: str) -> None:
+    # OpenVINO 2026.4 would make a marked division a part of the operation before it, and divide by the constant there.
+    values = np.random.default_rng(5).uniform(0.5, 4.0, (4, 8)).astype(np.float32)
+    weights = np.random.default_rng(6).uniform(0.1, 1.0, (8, 8)).astype(np.float32)
+    graph = GraphBuilder()
+    x = graph.input(FLOAT, values.shape)
+    computed, shape = {
+        "mean": (values.mean(1, keepdims=True), (4, 1)),
+        "fully connected": (values @ weights.T, (4, 8)),
+        "product": (values * values, (4, 8)),
+        "root": (np.sqrt(values.mean(1, keepdims=True)), (4, 1)),
+    }[producer]
+    if producer == "fully connected":
+        bias = graph.constant(np.zeros(8, np.float32))
+        kind, given = OperationType.FULLY_CONNECTED, [x, graph.constant(weights), bias, graph.constant(0)]
+    elif producer == "product":
+        kind, given = OperationType.MUL, [x, x, graph.constant(0)]
+    else:
+        kind, given = OperationType.MEAN, [x, graph.constant(np.array([1], np.int32)), graph.constant(1)]
+    divisor = graph.result(kind, given, x, shape)
+    if producer == "root":
+        divisor = graph.result(OperationType.SQRT, [divisor], x, shape)
+    three = graph.constant(np.array([3], np.float32))
+    quotient = graph.result(OperationType.DIV, [three, divisor, graph.constant(0)], x, shape)
+    async with OpenvinoDevice() as device:
+        prepared: Any = await device.prepare_model(graph.build([quotient]))
+        area = prepared.bind(request_for(prepared.model, [values]))
+        slot = prepared._idle[0]
+        slot.begin()
+        slot.run(area.inputs(), area.outputs)
+        got = np.array(area.outputs[0].buffer.view(np.float32)).reshape(shape)
+        np.testing.assert_allclose(got, 3 / computed, rtol=1e-5)
+        await prepared.aclose()

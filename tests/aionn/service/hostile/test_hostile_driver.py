@@ -214,7 +214,7 @@ async def test_closing_waits_for_executions_of_several_bursts_at_once(
             await bursts[0].execute(values)  # It holds the device's only slot, and is answered by nobody.
         for burst in bursts[1:]:
             (device_burst,) = burst._opened[0]
-            device_burst._launch = LaunchBase()  # One that runs, and never ends.
+            device_burst.last = LaunchBase()  # One that runs, and never ends.
         began_s = time.monotonic()
         with anyio.fail_after(60):
             await compilation.aclose()
