@@ -40,7 +40,7 @@ RECLAIMING = """
 import mmap, time
 with open("/proc/self/oom_score_adj", "w") as file:
     file.write("1000")
-STEP = 64 << 20
+STEP = 16 << 20
 LEAST_KB = 64 << 10
 def scanned():
     with open("/proc/vmstat") as file:
@@ -50,13 +50,14 @@ def available_kb():
         return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
 held, before = [], scanned()
 while True:
-    memory = mmap.mmap(-1, STEP)
+    # Private: of a program that it kills, the kernel takes such pages back at once, and kills no other one before.
+    memory = mmap.mmap(-1, STEP, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for place in range(0, STEP, mmap.PAGESIZE):
         memory[place] = 1
     held.append(memory)
     now = scanned()
     if now != before or available_kb() < LEAST_KB:
-        for _ in range(min(4, len(held))):
+        for _ in range(min(16, len(held))):
             held.pop(0).close()
     before = now
 """
