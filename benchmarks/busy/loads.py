@@ -50,7 +50,7 @@ def available_kb():
         return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
 held, before = [], scanned()
 while True:
-    # Private: of a program that it kills, the kernel takes such pages back at once, and kills no other one before.
+    # Private: of a program that it kills, the kernel takes such pages back immediately, and kills no other one before.
     memory = mmap.mmap(-1, STEP, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for place in range(0, STEP, mmap.PAGESIZE):
         memory[place] = 1
