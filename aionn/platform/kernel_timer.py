@@ -92,7 +92,7 @@ async def sleep_beside_executions(seconds: float) -> None:
     """As ``anyio.sleep``, for waits of seconds while executions may run. Under a virtual clock, or where no descriptor is left, it
     sets a timer of the loop."""
     # A time of 0 would disarm the timer.
-    if seconds > NS and abs(anyio.current_time() - time.monotonic()) < CLOCKS_S_MAX:
+    if seconds > NS and goes_by_kernel(asyncio.get_running_loop()):
         try:
             await _sleep(seconds)
             return

@@ -60,7 +60,7 @@ def begin(work: Coroutine[Any, Any, object], name: str) -> bool:
     Returns:
         Whether it was begun: not where no loop runs, as in a coroutine that the garbage collector closes.
     """
-    loop = asyncio._get_running_loop()
+    loop = running_loop()
     if loop is None:
         work.close()
         return False
@@ -234,13 +234,13 @@ class Home:
             InvalidArgument: Another loop runs here, or none.
         """
         # In a forked child no loop counts as running until it runs one of its own.
-        if asyncio._get_running_loop() is not self.loop:
+        if running_loop() is not self.loop:
             raise InvalidArgument(f"{where}: {self._elsewhere()}")
 
     @property
     def is_here(self) -> bool:
         """Whether that loop runs the caller."""
-        return asyncio._get_running_loop() is self.loop
+        return running_loop() is self.loop
 
     def _elsewhere(self) -> str:
         if os.getpid() != self._pid:
@@ -248,7 +248,7 @@ class Home:
                 f"expected the event loop in which it was opened, got a child (pid {os.getpid()}) that was forked from its "
                 f"process (pid {self._pid}): what it needs must be opened there"
             )
-        if asyncio._get_running_loop() is None:
+        if running_loop() is None:
             return "expected the event loop in which it was opened, got none: threads use aionn.blocking"
         return (
             "called from another event loop than the one in which it was opened; threads use aionn.blocking"

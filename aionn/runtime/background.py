@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -28,7 +27,7 @@ import anyio.lowlevel
 from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import ExecutionResult, Launch
 from aionn.platform.kernel_timer import SharedTimer, TimedCall, goes_by_kernel
-from aionn.platform.loops import Home, finish
+from aionn.platform.loops import Home, finish, running_loop
 from aionn.platform.process_bound import InThisProcess
 from aionn.realtime import PageLocks
 from fences import FenceStatus, SyncFence
@@ -116,7 +115,7 @@ class Background:
         Raises:
             InvalidArgument: It runs under another framework.
         """
-        if asyncio._get_running_loop() is None:
+        if running_loop() is None:
             raise InvalidArgument(
                 "open: expected a running event loop of asyncio, or of uvloop, and none runs; under trio use aionn.blocking "
                 "in a thread (trio.to_thread.run_sync)"
@@ -376,7 +375,7 @@ class Background:
 
     def run_in_loop(self, call: Callable[[], object]) -> None:
         """Calls in the loop's thread: immediately if this is it, otherwise in the loop's next turn. Never, where it is closed."""
-        if _get_running_loop() is self._loop:
+        if running_loop() is self._loop:
             call()
         else:
             self.call_soon(call)

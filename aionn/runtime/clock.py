@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import math
 import time
-from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator
 from numbers import Integral
 
@@ -18,6 +17,7 @@ import anyio
 
 from aionn.errors import InvalidArgument, MissedDeadline
 from aionn.hal import TIME_MAX_NS, check_deadline_ns, duration_text, passed_before_start, wrong_deadline
+from aionn.platform.loops import running_loop
 from aionn.platform.numbers import DAY_S, MEANT_S_MAX, MEANT_S_MIN, checked_seconds, number_of
 
 __all__ = [
@@ -54,7 +54,7 @@ _last_plausible_ns = _STARTED_NS + _AHEAD_NS_MAX
 
 def now_ns() -> int:
     """The time now: the running loop's, or CLOCK_MONOTONIC outside of a loop."""
-    loop = _get_running_loop()
+    loop = running_loop()
     if loop is None or type(loop).time is _time_of_asyncio:
         # The same clock, without a call of Python: several times in each execution.
         return time.monotonic_ns()
@@ -64,7 +64,7 @@ def now_ns() -> int:
 
 def clock_of_loop() -> Callable[[], int]:
     """The function that gives the time as ``now_ns`` does, for calls in the running loop alone: the kernel's where it can be."""
-    loop = _get_running_loop()
+    loop = running_loop()
     is_real = loop is not None and type(loop).time is _time_of_asyncio
     return time.monotonic_ns if is_real else now_ns
 

@@ -219,7 +219,8 @@ class Dispatcher:
             if running is None:
                 free = free or slot
             elif self._pause or running.deadline_ns <= now_ns:
-                self._pause -= self._pause > 0
+                if self._pause:
+                    self._pause -= 1
                 return None
         if deadline_ns is None:
             deadline_ns = NEVER_NS
@@ -373,10 +374,7 @@ class Dispatcher:
             passing.job = job.passing = None
             self._passing_count -= 1
             self._passed_count += 1
-            if outcome == "ended" and job.model is not None:
-                self._estimates.observe(job.model, now_ns - job.started_ns)
-            else:
-                self._learn(job, now_ns, outcome)
+            self._learn(job, now_ns, outcome)
             return now_ns
         slot = self._slot_of(job)
         if slot is not None:
@@ -398,10 +396,10 @@ class Dispatcher:
         return now_ns
 
     def _learn(self, job: TaskJob, now_ns: int, outcome: Outcome) -> None:
-        held_ns = max(0, now_ns - job.started_ns)
         if job.model is None or outcome == "failed" or job.was_preempted:
-            pass
-        elif not job.has_preempted:
+            return
+        held_ns = max(0, now_ns - job.started_ns)
+        if not job.has_preempted:
             self._estimates.observe(job.model, held_ns, "none" if outcome == "ended" else "at_least")
         elif outcome == "ended":
             # Part of it went by until the job that it preempts came to a boundary.

@@ -198,8 +198,7 @@ def plan_capacity(scenario: Scenario) -> CapacityPlan:
     terms = {index: terms_of(streams[index], scenario.seed) for index in wanted}
     ledger = Ledger([slot for _, slot in slots])
     loop, on_loop = LoopLedger(), _OnLoop(ledger)
-    half_ns = round(scenario.workload.loop_s * 5e8)
-    loop_cost = LoopCost(half_ns, half_ns)
+    loop_cost = _loop_cost(scenario)
     for number, (device, _) in enumerate(slots):
         for name, piece_ns in lower[device].items():
             ledger.allow_lower(number, name, piece_ns)
@@ -212,7 +211,7 @@ def plan_capacity(scenario: Scenario) -> CapacityPlan:
             if (cost := costs[index][device]) is not None
         }
         # With a loop the emptiest first: a full slot has no room for the loop's parts of frames on other slots.
-        held_ppm = {number: ledger.share_ppm(number) if half_ns else 0 for number in by_slot}
+        held_ppm = {number: ledger.share_ppm(number) if loop_cost.total_ns else 0 for number in by_slot}
         by_slot = dict(
             sorted(by_slot.items(), key=lambda item: (item[1].duration_ns, held_ppm[item[0]], item[0]))
         )
@@ -242,6 +241,12 @@ def plan_capacity(scenario: Scenario) -> CapacityPlan:
         reservations,
         {slot.name: ledger.curve(number)[:CURVE_MAX] for number, (_, slot) in enumerate(slots)},
     )
+
+
+def _loop_cost(scenario: Scenario) -> LoopCost:
+    """The time of the event loop for a frame: half of it before the device, and half after it."""
+    half_ns = round(scenario.workload.loop_s * 5e8)
+    return LoopCost(half_ns, half_ns)
 
 
 def _has_room(ledger: Ledger, costs: Mapping[int, SlotCost], terms: StreamTerms) -> bool:
@@ -288,7 +293,7 @@ def _fit(
     if cost is None:
         return Fit(terms.name, name, None, 0, 0, 0)
     lower_ns = max(lower[device].values(), default=0)
-    loop_ns = 2 * round(scenario.workload.loop_s * 5e8)
+    loop_ns = _loop_cost(scenario).total_ns
     by_share = _copies_by_share(terms, cost, cap_ppm, loop_ns)
     spread = (
         None

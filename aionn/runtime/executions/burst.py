@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import numpy as np
 
 from aionn.errors import ExecutionCancelled, InvalidArgument, ResourceExhausted, shortages_raised, status_of
 from aionn.hal import Priority, whole_number
@@ -254,15 +253,8 @@ class Burst(InThisProcess):
         if measure is not False:
             measure = flag_of(measure, "measure")
         usual = self._usual
-        if (
-            usual is not None
-            and type(inputs) is list
-            and len(inputs) == 1
-            and type(array := inputs[0]) is np.ndarray
-            and array.shape == usual.dimensions
-            and array.dtype is usual.dtype
-        ):
-            values: Sequence[Array | None] = (array,)
+        if usual is not None and type(inputs) is list and len(inputs) == 1 and usual.is_form_of(inputs[0]):
+            values: Sequence[Array | None] = (inputs[0],)
         else:
             values = check_inputs(self._inputs, inputs, self._needed)
         rank = self._priority if priority is None else priority_of(priority)

@@ -98,7 +98,7 @@ class _StepInBurst(Step):
         own = self._direct
         if own is None:
             return None
-        if own.is_taken or own.is_closed or not ((last := own.last) is None or last.is_done):
+        if not own.is_direct:
             own = next((burst for burst in self._bursts if burst.is_direct), None)
             if own is None:
                 return None

@@ -141,12 +141,7 @@ def _array_writer(specs: Sequence[TensorSpec]) -> Callable[[Any, FrameBuffer], o
 
     def write(value: Any, buffer: FrameBuffer) -> None:
         array: Array | None = value
-        if (
-            usual is None
-            or type(value) is not np.ndarray
-            or value.shape != usual.dimensions
-            or value.dtype is not usual.dtype
-        ):
+        if usual is None or not usual.is_form_of(value):
             (array,) = check_inputs(specs, [value])
         if array is None:
             raise InvalidArgument(f"stream: expected an array for {specs[0].name}, got None")

@@ -20,7 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Set
 from contextlib import contextmanager
 
 import msgspec
@@ -207,6 +207,7 @@ class DeviceReservations:
             terms,
             measured,
             granted,
+            costs,
             lambda: self._ledger.admit(terms, costs, now_ns=now_ns, chooses_phase=chooses_phase),
         )
 
@@ -239,7 +240,7 @@ class DeviceReservations:
 
         is_less = terms_demand_no_more(terms, old.reservation.terms)
         if self.loop is None or old.on_loop is None or not is_less:
-            reservation, on_loop = self._with_loop(terms, measured, granted, changed)
+            reservation, on_loop = self._with_loop(terms, measured, granted, costs, changed)
         else:
             with self.refusals_counted():
                 reservation = changed()
@@ -291,10 +292,11 @@ class DeviceReservations:
         terms: StreamTerms,
         measured: Measured,
         granted: ServedReservation | None,
+        costs: Mapping[int, SlotCost],
         admit: Callable[[], Reservation],
     ) -> tuple[Reservation, OnLoop | None]:
         """Reserves the time of the event loop for a stream together with that of the device."""
-        loop, costs = self.loop, self._costs(measured, granted)
+        loop = self.loop
         with self.refusals_counted():
             if loop is None or not measured.loop.total_ns:
                 return admit(), None

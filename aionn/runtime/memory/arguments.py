@@ -130,7 +130,6 @@ def declared_spec(
 _dtype_of = functools.cache(operand_dtype)
 """As ``operand_dtype``, in a third of the time: at most one entry for each operand type."""
 
-
 BOUND = object()
 """Stands for an input in a memory of the application's own."""
 

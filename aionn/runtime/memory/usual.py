@@ -27,6 +27,10 @@ class UsualInput(NamedTuple):
     dimensions: tuple[int, ...]
     dtype: np.dtype[Any]
 
+    def is_form_of(self, value: object) -> bool:
+        """Whether a value has this form, so that no other check is needed."""
+        return type(value) is np.ndarray and value.shape == self.dimensions and value.dtype is self.dtype
+
 
 def usual_input(specs: Sequence[TensorSpec]) -> UsualInput | None:
     """The form of a model's only input: an array of exactly this type and shape fits. None where ``check_inputs`` has to look."""
