@@ -268,6 +268,7 @@ class DriverProcess:
     def end_now(self) -> None:
         """As ``kill``, for the processes that it has started as well."""
         if self._process.returncode is None and self._is_ours():
+            self._kill()  # By itself: what has just been started may not have a group of its own yet.
             self._end_group()
 
     def _is_ours(self) -> bool:
