@@ -28,7 +28,8 @@ class Device:
         self.held = self.sequence = 0
 
     def fill(self):
-        if len(self.filled) + self.held < self.depth:
+        # A closed descriptor's number soon belongs to another object, so a closed camera writes to none.
+        if self.fd >= 0 and len(self.filled) + self.held < self.depth:
             self.filled.append((self.virtual.now_ns, self.sequence))
             os.eventfd_write(self.fd, 1)
         self.sequence += 1
@@ -52,6 +53,7 @@ class Device:
 
     def close(self):
         os.close(self.fd)
+        self.fd = -1
 
 
 class Opener:
