@@ -31,7 +31,7 @@ HEADERS_S_MAX: Final = 5.0
 """A connection on which no whole headers of a request came for so long is closed."""
 
 UNREAD_S_MAX: Final = 30.0
-"""A connection whose client does not read its answer for so long is closed."""
+"""A connection whose client does not read an answer to its end for so long is closed."""
 
 HEADERS_BYTES_MAX: Final = 16 << 10
 """Headers of a request."""
@@ -52,6 +52,8 @@ def _bounded(protocol: type[Any]) -> type[Any]:
             if len(self.connections) > CONNECTIONS_MAX:
                 transport.abort()
                 return
+            # Each byte that waits for the client is reported, also when the server closes a connection that it has answered.
+            transport.set_write_buffer_limits(high=0)
             self._watch()
 
         def data_received(self, data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -314,6 +315,34 @@ async def test_silent_and_slow_connections_are_closed(monkeypatch: pytest.Monkey
             )
             assert parsed(await everything(body)).status == 408
         assert server.door.under_way == 0
+
+
+async def test_connection_with_few_unread_bytes_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn itself closes it when all was sent, which an unread answer never is, and counts it until then."""
+    monkeypatch.setattr(rest_server, "UNREAD_S_MAX", 0.2)
+    monkeypatch.setattr(rest_server, "CONNECTIONS_MAX", 1)
+    listen = rest_server._listener
+
+    def with_small_buffers(host: str, port: int) -> socket.socket:
+        listener = listen(host, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # Accepted sockets have it, too.
+        return listener
+
+    monkeypatch.setattr(rest_server, "_listener", with_small_buffers)
+    async with serving() as server:
+        with socket.socket() as unread:
+            unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            unread.connect(("127.0.0.1", server.port))
+            # Some 40 kB of answers, which are less than asyncio's limit for ``pause_writing``, and more than the kernel takes.
+            unread.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
+            statuses: list[int] = []
+            with anyio.fail_after(WAIT_S_MAX):
+                while 200 not in statuses:
+                    async with await server.connect() as other:
+                        await other.send(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                        content = await everything(other)
+                        statuses.append(parsed(content).status if content else 0)
+            assert statuses[0] == 0, "its place was taken"
 
 
 async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
