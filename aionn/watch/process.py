@@ -31,7 +31,7 @@ from aionn.watch.app import TABS_MAX, WatchApp
 from aionn.watch.messages import MESSAGE_BYTES_MAX, QUESTION_FIGURES, Answer, Ready, Start
 from aionn.watch.streams import Shot
 
-__all__ = ["RemoteUpstream", "main"]
+__all__ = ["RemoteUpstream", "main", "server_for"]
 
 CONNECTIONS_MAX = 2 * TABS_MAX
 """Connections at the same time: a tab has one, and one more while it loads."""
@@ -44,6 +44,10 @@ HEADERS_BYTES_MAX = 16 << 10
 
 QUESTION_BYTES_MAX = 1024
 """The largest message of a tab; ``WatchApp`` takes less."""
+
+UNREAD_S_MAX = 30.0
+"""A connection whose client does not read what was sent to its end for so long is closed. One that is answered, or pinged in vain,
+is otherwise kept until all was sent."""
 
 PING_S = 20.0
 """A tab that does not answer a ping of its socket within this time is closed: its machine is gone."""
@@ -128,6 +132,34 @@ class RemoteUpstream:
             self._changed = anyio.Event()
 
 
+def _read(protocol: type[Any]) -> type[Any]:
+    """A protocol of uvicorn with a limit of the time for which bytes wait for the client."""
+
+    class ReadProtocol(protocol):  # type: ignore[misc]
+        _unread: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            # Each byte that waits is reported, also when the server closes the connection.
+            transport.set_write_buffer_limits(high=0)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = asyncio.get_running_loop().call_later(UNREAD_S_MAX, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._unread is not None:
+                self._unread.cancel()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+            super().connection_lost(exc)
+
+    return ReadProtocol
+
+
 def _bounded(protocol: type[Any]) -> type[Any]:
     """A protocol of uvicorn for HTTP with a limit of connections, and of the time until a request is there."""
 
@@ -156,15 +188,16 @@ def _bounded(protocol: type[Any]) -> type[Any]:
     return BoundedProtocol
 
 
-async def _serve(link: socket.socket, listener: socket.socket, start: Start) -> None:
+def server_for(app: Any) -> Any:
+    """uvicorn's server of an ASGI application, with the limits of this module."""
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-    upstream = RemoteUpstream(link)
     config = uvicorn.Config(
-        WatchApp(upstream, token=start.token, hosts=start.hosts, is_remote=start.is_remote),
-        http=_bounded(H11Protocol),
-        ws="websockets-sansio",
+        app,
+        http=_bounded(_read(H11Protocol)),
+        ws=_read(WebSocketsSansIOProtocol),
         ws_max_size=QUESTION_BYTES_MAX,
         ws_ping_interval=PING_S,
         ws_ping_timeout=PING_S,
@@ -179,7 +212,14 @@ async def _serve(link: socket.socket, listener: socket.socket, start: Start) -> 
         timeout_keep_alive=int(REQUEST_S_MAX),
         h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
     )
-    server = uvicorn.Server(config)
+    return uvicorn.Server(config)
+
+
+async def _serve(link: socket.socket, listener: socket.socket, start: Start) -> None:
+    upstream = RemoteUpstream(link)
+    server = server_for(
+        WatchApp(upstream, token=start.token, hosts=start.hosts, is_remote=start.is_remote)
+    )
 
     async def end_with_application() -> None:
         await upstream.run()
