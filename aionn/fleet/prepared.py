@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from typing import NamedTuple, cast
+from typing import cast
 from weakref import WeakSet
 
 from aionn.drivers.kit.arguments import Arguments, check_times
 from aionn.drivers.kit.checked import CheckedDevice
-from aionn.drivers.kit.launching import DirectBurst, LaunchingPreparedModel
+from aionn.drivers.kit.launching import BoundRequests, DirectBurst, LaunchingPreparedModel
 from aionn.errors import DeadObject, Error, InvalidArgument, ResourceExhausted, general_failure_of
 from aionn.fleet.control import ControlConnection
 from aionn.fleet.data_connection import BoundArguments, DataConnection, DataState, NodeLaunch
@@ -48,13 +48,6 @@ FRAME_RANK = int(max(Priority)) + 1
 
 BOUND_MAX = 64
 """Requests whose checks are kept: more than the slots that a burst of the runtime has."""
-
-
-class _Bound(NamedTuple):
-    """A checked request. The request is kept too: as long as it lives nothing else has its identity."""
-
-    request: Request
-    bound: BoundArguments
 
 
 class NodePreparedModel(LaunchingPreparedModel):
@@ -89,7 +82,7 @@ class NodePreparedModel(LaunchingPreparedModel):
         self._bursts: WeakSet[NodeBurst] = WeakSet()
         self._waiting: list[tuple[int, int, int, NodeLaunch]] = []
         self._arrivals = itertools.count()
-        self._bound: dict[int, _Bound] = {}
+        self._bound: BoundRequests[BoundArguments] = BoundRequests(BOUND_MAX)
 
     @property
     def is_gone(self) -> bool:
@@ -121,15 +114,11 @@ class NodePreparedModel(LaunchingPreparedModel):
         """As ``launch``. A request that was checked before is not checked again: requests do not change."""
         check_times(deadline_ns, loop_timeout_ns)
         self.check_usable()
-        kept = self._bound.get(id(request))
-        if kept is None:
-            bound = BoundArguments(self.model, self.bind(request))
-            if bound.arguments.is_plain:
-                if len(self._bound) >= BOUND_MAX:
-                    self._bound.clear()
-                self._bound[id(request)] = _Bound(request, bound)
-        else:
-            bound = kept.bound
+        bound = self._bound.find(request)
+        if bound is None:
+            arguments = self.bind(request)
+            bound = BoundArguments(self.model, arguments)
+            self._bound.keep(request, arguments, bound)
         return self._enter(bound, measure, deadline_ns, loop_timeout_ns, priority, in_burst)
 
     def begin(

@@ -15,7 +15,7 @@ import abc
 import functools
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -41,7 +41,9 @@ from aionn.hal import (
 from aionn.validation import check_memory_identifiers
 from fences import SyncFence
 
-__all__ = ["DirectBurst", "LaunchingPreparedModel"]
+__all__ = ["BoundRequests", "DirectBurst", "LaunchingPreparedModel"]
+
+_T = TypeVar("_T")
 
 BOUND_MAX = 8
 """Requests that a prepared model remembers with their arguments: as many as a compilation keeps request memories for."""
@@ -50,20 +52,24 @@ MEMORIES_MAX = 1 << 16
 """Memories that one burst remembers."""
 
 
-class _BoundRequests:
-    """Requests with the arguments that they were bound to, for requests that come again as the same objects.
+class BoundRequests(Generic[_T]):
+    """Requests with what was made of the arguments that they were bound to, for requests that come again as the same objects.
 
     A request never changes, so that one whose arguments are views of shared memory is checked and mapped once: the engine then
     knows the arrays again as well. A request that its owner drops is forgotten, and with it the views of its memory.
+
+    Args:
+        most: Requests that are remembered.
     """
 
-    __slots__ = ("_entries",)
+    __slots__ = ("_entries", "_most")
 
-    def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[Request], Arguments]] = {}
+    def __init__(self, most: int = BOUND_MAX) -> None:
+        self._most = most
+        self._entries: dict[int, tuple[weakref.ref[Request], _T]] = {}
 
-    def find(self, request: Request) -> Arguments | None:
-        """The arguments of a request; None where it is not known, or a pool of it was closed."""
+    def find(self, request: Request) -> _T | None:
+        """What was kept for a request; None where it is not known, or a pool of it was closed."""
         entry = self._entries.get(id(request))
         if entry is None or entry[0]() is not request:
             return None
@@ -72,8 +78,14 @@ class _BoundRequests:
                 return None
         return entry[1]
 
-    def keep(self, request: Request, arguments: Arguments) -> None:
-        """Remembers a request, in place of the one that was bound first where there are too many."""
+    def keep(self, request: Request, arguments: Arguments, made: _T) -> None:
+        """Remembers a request, in place of the one that was bound first where there are too many.
+
+        Args:
+            request: The request.
+            arguments: To which it was bound.
+            made: What is kept for it, without a reference to the request.
+        """
         if not arguments.is_plain:
             return  # The contents of device memories and images are looked at in each execution.
         if type(request) is not Request or not all(
@@ -81,10 +93,10 @@ class _BoundRequests:
         ):
             return  # It may change.
         entries, key = self._entries, id(request)
-        while len(entries) >= BOUND_MAX:
+        while len(entries) >= self._most:
             # Other threads may drop entries while this one counts them.
             entries.pop(next(iter(list(entries)), key), None)
-        entries[key] = weakref.ref(request, lambda _: entries.pop(key, None)), arguments
+        entries[key] = weakref.ref(request, lambda _: entries.pop(key, None)), made
 
     def clear(self) -> None:
         """Forgets all of them."""
@@ -98,7 +110,7 @@ class LaunchingPreparedModel(PreparedModelByLaunch, CheckedPreparedModel):
 
     def __init__(self, device: Any, model: Model, priority: Priority) -> None:
         super().__init__(device, model, priority)
-        self._requests = _BoundRequests()
+        self._requests: BoundRequests[Arguments] = BoundRequests()
 
     @abc.abstractmethod
     def begin(
@@ -137,7 +149,7 @@ class LaunchingPreparedModel(PreparedModelByLaunch, CheckedPreparedModel):
         arguments = self._requests.find(request)
         if arguments is None:
             arguments = self.bind(request)
-            self._requests.keep(request, arguments)
+            self._requests.keep(request, arguments, arguments)
         else:
             self.check_usable()
         return self.begin(

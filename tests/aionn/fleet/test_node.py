@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,31 @@ async def test_large_constants_cross_and_files_become_memories(device: NodeDevic
     values[0] = 1
     await prepared.execute_synchronously(request)
     assert (values[1] == 1 + weights).all()
+
+
+async def test_request_that_was_executed_keeps_no_memory(device: NodeDevice) -> None:
+    prepared = await device.prepare_model(sum_model())
+    burst = await prepared.configure_execution_burst()
+    alone, in_burst = Sum(), Sum()
+    await prepared.launch(alone.request)
+    await burst.execute_synchronously(in_burst.request, [-1])
+    await burst.aclose()
+    pools = [weakref.ref(pool) for each in (alone, in_burst) for pool in each.request.pools]
+    del alone, in_burst
+    await anyio.lowlevel.checkpoint()
+    gc.collect()
+    assert pools and not any(pool() for pool in pools)
+
+
+async def test_request_whose_memory_was_closed_is_rejected_again(device: NodeDevice) -> None:
+    prepared = await device.prepare_model(sum_model())
+    values = Sum()
+    await prepared.launch(values.request)
+    for pool in values.request.pools:
+        assert isinstance(pool, Memory)
+        pool.close()
+    with pytest.raises(InvalidArgument, match="closed"):
+        prepared.launch(values.request)
 
 
 async def test_failures_are_those_of_the_device(device: NodeDevice) -> None:
