@@ -3,11 +3,11 @@
 Owns the limits of the server. ``server`` starts and ends this process.
 
 uvicorn, not hypercorn: it is released every few weeks and used by most ASGI applications, and needs three small packages. It has no
-limit for connections that send nothing, which hypercorn ends by itself; ``_bounded`` adds that.
+limit for connections that send nothing, which hypercorn ends by itself, or that do not read; ``_bounded`` and ``_read`` add these.
 
 Invariants:
 1. The process ends when the application's end of the socket is gone.
-2. The number of connections is bounded; one that sends no whole request in time is closed.
+2. The number of connections is bounded; one that sends no whole request in time, or does not read in time, is closed.
 """
 
 from __future__ import annotations
@@ -217,9 +217,7 @@ def server_for(app: Any) -> Any:
 
 async def _serve(link: socket.socket, listener: socket.socket, start: Start) -> None:
     upstream = RemoteUpstream(link)
-    server = server_for(
-        WatchApp(upstream, token=start.token, hosts=start.hosts, is_remote=start.is_remote)
-    )
+    server = server_for(WatchApp(upstream, token=start.token, hosts=start.hosts, is_remote=start.is_remote))
 
     async def end_with_application() -> None:
         await upstream.run()

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="uvicorn and websockets are not installed")
 
-from aionn.watch import process  # noqa: E402
+from aionn.watch import process
 
 WAIT_S_MAX = 20.0
 
