@@ -53,7 +53,7 @@ MEMORIES_MAX = 1 << 16
 
 
 class BoundRequests(Generic[_T]):
-    """Requests with what was made of the arguments that they were bound to, for requests that come again as the same objects.
+    """Requests with an object made of their bound arguments, for requests that come again as the same objects.
 
     A request never changes, so that one whose arguments are views of shared memory is checked and mapped once: the engine then
     knows the arrays again as well. A request that its owner drops is forgotten, and with it the views of its memory.
@@ -69,7 +69,7 @@ class BoundRequests(Generic[_T]):
         self._entries: dict[int, tuple[weakref.ref[Request], _T]] = {}
 
     def find(self, request: Request) -> _T | None:
-        """What was kept for a request; None where it is not known, or a pool of it was closed."""
+        """The object that was kept for a request; None where it is not known, or a pool of it was closed."""
         entry = self._entries.get(id(request))
         if entry is None or entry[0]() is not request:
             return None
@@ -84,7 +84,7 @@ class BoundRequests(Generic[_T]):
         Args:
             request: The request.
             arguments: To which it was bound.
-            made: What is kept for it, without a reference to the request.
+            made: An object without a reference to the request.
         """
         if not arguments.is_plain:
             return  # The contents of device memories and images are looked at in each execution.
