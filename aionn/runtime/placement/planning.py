@@ -17,7 +17,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import anyio.to_thread
@@ -229,6 +229,9 @@ async def restore_plan(
         return None
     whole = model if isinstance(model, Model) else kept.model
     by_name = {device.name: device for device in devices}
+    if not _is_possible(kept, whole, by_name):
+        _logger.info("the kept plan is not used: it is not one of this model on these devices")
+        return None
     steps: list[PreparedStep] = []
     try:
         for step in kept.steps:
@@ -254,6 +257,15 @@ async def restore_plan(
         return None
     temporaries = _temporaries(whole, steps)
     return Plan(whole, kept.inputs, kept.outputs, temporaries, tuple(steps), kept.placement)
+
+
+def _is_possible(kept: _PlanOnDisk, whole: Model, devices: Container[str]) -> bool:
+    """Whether the steps of a plan name devices and operands that exist: each program that has the model can make the digest."""
+    count = len(whole.main.operands)
+    return bool(kept.steps) and all(
+        step.device in devices and all(0 <= operand < count for operand in (*step.inputs, *step.outputs))
+        for step in kept.steps
+    )
 
 
 async def keep_plan(plan: Plan, devices: Sequence[RuntimeDevice], options: PlanOptions) -> None:

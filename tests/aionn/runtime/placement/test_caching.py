@@ -26,7 +26,7 @@ from aionn.drivers.kit import caching as kit_caching
 from aionn.drivers.reference import ReferenceDevice
 from aionn.hal import CacheFileCounts, ExecutionPreference, Model, OperationType, Priority
 from aionn.runtime.placement import compiling
-from aionn.runtime.placement.caching import _Writing, derive_token, file_names
+from aionn.runtime.placement.caching import StepCache, _Writing, derive_token, file_names
 from aionn.testing.models import chain
 from tests.support.split import PickyDevice, SplitDevice
 
@@ -158,6 +158,38 @@ async def test_changed_file_is_made_anew(
         assert (net.from_cache == path.name.endswith("0") and path.name[-2] not in "12") or not net.from_cache
         await check(net, silence)
         assert (await runtime.compile(digits, cache_dir=cache)).from_cache
+
+
+@pytest.mark.parametrize("change", ["no step", "device", "operand"])
+async def test_plan_with_a_right_digest_that_cannot_be_one_of_the_model_is_made_anew(
+    runtime: aionn.Runtime,
+    digits: Path,
+    silence: Values,
+    cache: Path,
+    change: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The token is a digest of the model, so that each program that has the model can write such a file."""
+    await runtime.compile(digits, cache_dir=cache)
+    read_plan = StepCache.read_plan
+
+    async def forged(*arguments: Any) -> bytes | None:
+        data = await read_plan(*arguments)
+        assert data is not None
+        plan = msgspec.msgpack.decode(data)
+        (step,) = plan[3]
+        if change == "no step":
+            plan[3] = []
+        elif change == "device":
+            step[0] = "another"
+        else:
+            step[3] = [10_000]
+        return msgspec.msgpack.encode(plan)
+
+    monkeypatch.setattr(StepCache, "read_plan", forged)
+    net = await runtime.compile(digits, cache_dir=cache)
+    assert net.steps
+    await check(net, silence)
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link", "fifo", "directory", "read-only"])
