@@ -26,6 +26,8 @@ import msgspec
 
 from aionn.drivers.simulated.profiles import DeviceProfile
 from aionn.errors import NotAdmitted
+from aionn.runtime.guarantees.arrivals import Measured
+from aionn.runtime.guarantees.reservations import DeviceReservations
 from aionn.scheduler.admission import (
     SHARE_PPM,
     Demand,
@@ -34,9 +36,11 @@ from aionn.scheduler.admission import (
     SlotTest,
     StreamTerms,
 )
+from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.ledger import Ledger, ReservableSlot, Reservation
 from aionn.scheduler.planning_policy import PlanPolicy
+from aionn.scheduler.reservations.event_loop import LoopCost, LoopLedger
 from aionn.service.host.asked_time import checked
 from aionn.service.host.reservations import ServedReservations
 from aionn.service.wire.peers import Peer
@@ -61,6 +65,9 @@ PARTS = ("decisions", "edf", "low", "noise", "lost")
 NOISE = 0.1
 STREAMS = 50
 """Streams on the slot whose decisions are timed."""
+
+LOOP_STREAMS = 58
+"""The same for decisions that count with the event loop."""
 
 MANY_STREAMS = 300
 """The same for a served device with more applications than a machine has, as a rule."""
@@ -469,6 +476,60 @@ def decisions(report: Report, rounds: int) -> None:
         report.add(single(f"decision, {STREAMS} streams, {kind}, p99", "ms", [p99], at_most(5)))
 
 
+def loop_decisions(report: Report, sets: int, slots: int) -> None:
+    """Processor time of a decision of one device among many streams whose frames take time of the event loop as well: where the
+    streams fit, and where the slots, the frames on them, or the share of the loop have no time."""
+    source = random.Random(3)
+    times: dict[str, list[float]] = {"admit": [], "no_time": [], "event_loop": []}
+    for _ in range(sets):
+        estimates = Estimates()
+        dispatcher = Dispatcher(slots, now=lambda: 0, can_preempt=False, estimates=estimates)
+        device = DeviceReservations("npu", slots, dispatcher, estimates)
+        device.loop = LoopLedger()
+        load = source.uniform(0.1, 0.3) * slots
+        for index in range(4 * LOOP_STREAMS):
+            period_ns = source.choice(PERIODS_MS[3:]) * 1_000_000 + source.randrange(1000)
+            terms = StreamTerms(
+                name=f"s{index}", period_ns=period_ns, deadline_ns=int(period_ns * source.uniform(0.6, 1.0))
+            )
+            duration_ns = max(1000, int(period_ns * load / LOOP_STREAMS * source.uniform(0.2, 1.8)))
+            part_ns = source.randrange(4_000, 12_000)
+            try:
+                device.admit(
+                    terms, Measured(duration_ns, 16, loop=LoopCost(part_ns, part_ns)), "model", now_ns=0
+                )
+            except NotAdmitted:
+                continue
+            if device.count == LOOP_STREAMS:
+                break
+        assert device.count == LOOP_STREAMS
+        terms = StreamTerms(name="new", period_ns=33_333_333, deadline_ns=32_000_000, jitter_ns=1_000_000)
+        for duration_ns, part_ns in (
+            (50_000, 8_000),
+            (200_000, 1_000_000),
+            (200_000, 2_500_000),
+            (100_000, 6_000_000),
+            (30_000_000, 8_000),
+        ):
+            measured = Measured(duration_ns, 16, loop=LoopCost(part_ns, part_ns))
+            before = dict(device.refusals)
+            start = time.process_time()
+            try:
+                held = device.admit(terms, measured, "model", now_ns=0)
+                taken, found = time.process_time() - start, "admit"
+                device.end(held)
+            except NotAdmitted:
+                taken = time.process_time() - start
+                found = next(reason for reason, count in device.refusals.items() if count > before[reason])
+            times[found].append(taken)
+    for kind, found_s in times.items():
+        found_s.sort()
+        p99 = found_s[int(0.99 * (len(found_s) - 1))] * 1e3
+        what = f"event loop, {slots} slots, {kind}"
+        report.note(f"{what}: {len(found_s)} decisions, p50 {found_s[len(found_s) // 2] * 1e3:.2f} ms")
+        report.add(single(f"decision, {LOOP_STREAMS} streams, {what}, p99", "ms", [p99], at_most(5)))
+
+
 async def served_decisions(report: Report, sets: int, streams: int) -> None:
     """Processor time of a decision in the process of a served device, among the streams of ten applications on its slot."""
     source = random.Random(2)
@@ -532,6 +593,8 @@ def main() -> None:
     sets = mine.sets or (QUICK_SETS if chosen.quick else SETS)
     if "decisions" in mine.part:
         decisions(report, 50 if chosen.quick else 500)
+        for slots in (1, 4):
+            loop_decisions(report, 10 if chosen.quick else 100, slots)
         for streams in (STREAMS, MANY_STREAMS):
             anyio.run(served_decisions, report, 4 if chosen.quick else 20, streams)
     if "edf" in mine.part:

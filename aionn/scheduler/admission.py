@@ -275,25 +275,30 @@ class SlotTest:
         self.lower = tuple(lower)
         self._sums_of_held = _Sums.of(self.held)
         # By rising first deadline: for each position the longest piece from there on, or of a best-effort job.
-        firsts = np.array([demand.first_ns for demand in self.held], np.int64)
+        firsts = self._sums_of_held.columns[3]
         order = np.argsort(firsts, kind="stable")
         lower_ns = max((piece.duration_ns for piece in self.lower), default=0)
         pieces = np.array([demand.cost.piece_ns for demand in self.held], np.int64)[order]
         self._firsts = firsts[order]
         self._longest = np.maximum.accumulate(np.append(pieces, lower_ns)[::-1])[::-1]
         self._horizon_ns = -1
+        self._of_held: Verdict | None = None
         self._times: _Times = np.empty(0, np.int64)
         self._sums: _Times = np.empty(0, np.int64)
 
     def verdict(self, new: Demand | None = None) -> Verdict:
         """The result for the streams that are there, with a new one beside them. Where they do not fit in all phases, those with
         phases are tested again with these."""
+        if new is None and self._of_held is not None:
+            return self._of_held
         found = self._in_all_phases(new)
-        if found.fits or found.limit == "share":
-            return found
-        return self._with_phases(new, found)
+        if not found.fits and found.limit != "share":
+            found = self._with_phases(new, found)
+        if new is None:
+            self._of_held = found
+        return found
 
-    def _in_all_phases(self, new: Demand | None) -> Verdict:
+    def _in_all_phases(self, new: Demand | None, *, names_blocker: bool = True) -> Verdict:
         sums = self._sums_of_held if new is None else self._sums_of_held.plus(new)
         own_ppm = 0 if new is None else new.share_ppm
         share_ppm = sums.share_ppm
@@ -329,7 +334,7 @@ class SlotTest:
             int(held[tightest]),
             int(own[tightest]),
             int(blocking[tightest]),
-            self._blocker(int(times[tightest]), new),
+            self._blocker(int(times[tightest]), new) if names_blocker else "",
             slack_ns,
             max(0, int(room.min())),
             self.delay_ns,
@@ -395,11 +400,26 @@ class SlotTest:
 
     def fits(self, new: Demand) -> bool:
         """Whether a new stream fits, without the reason: half the time where streams have phases."""
-        found = self._in_all_phases(new)
-        if found.fits or found.limit == "share":
-            return found.fits
-        by_phases = self._by_phases((*self.held, new))
-        return by_phases is not None and bool((by_phases[0] - by_phases[1] >= by_phases[2]).all())
+        return self.shortage(new) is None
+
+    def shortage(self, new: Demand | None = None) -> Verdict | None:
+        """The result where a new stream, or those that are there, do not fit, without the name of what blocks; None where they do.
+
+        The limit is ``phases`` where these count: then no single time shows that other terms lack time as well.
+        """
+        found = self._in_all_phases(new, names_blocker=new is None)
+        if found.fits:
+            if new is None:
+                self._of_held = found
+            return None
+        if found.limit == "share":
+            return found
+        by_phases = self._by_phases(self.held if new is None else (*self.held, new))
+        if by_phases is None:
+            return found
+        if bool((by_phases[0] - by_phases[1] >= by_phases[2]).all()):
+            return None
+        return msgspec.structs.replace(found, limit="phases")
 
     def with_piece(self, name: str, piece_ns: int) -> SlotTest:
         """The same with no longer pieces than ``piece_ns`` of one stream or model."""
@@ -417,21 +437,24 @@ class SlotTest:
         horizon_ns = self._busy_ns(sums) if sums.share_ppm <= self.cap_ppm else None
         if horizon_ns is None or sums.points(horizon_ns) > POINTS_MAX:
             return []
-        times, demand = _listed(demands, horizon_ns)
+        times, demand = sums.listed(horizon_ns)
         blocking = self._blocking(times, new) + self.delay_ns
         return list(zip(times.tolist(), demand.tolist(), blocking.tolist(), strict=True))
 
     def _busy_ns(self, sums: _Sums) -> int | None:
         """A time up to which it suffices to test: the end of the longest busy period, or where the demand's line meets the time."""
-        if not sums.rows:
+        if not sums.columns.size:
             return 0
         piece_ns = max(int(self._longest[0]), sums.piece_ns) + self.delay_ns
+        durations, periods, jitters, firsts = sums.columns
         # Longer than that by the least first deadline, so that the least slack is among the times, not only the first lack of it.
-        more_ns = min(first_ns for _, _, _, first_ns in sums.rows)
+        more_ns = int(firsts.min())
         rest = (1 << SHARE_BITS) - sums.share
         line_ns = None if rest <= 0 else ((piece_ns << SHARE_BITS) + sums.ahead) // rest + 1
-        busy_ns = piece_ns + sum(row[0] for row in sums.rows)
-        durations, periods, jitters, _ = np.array(sums.rows, np.int64).T
+        busy_ns = piece_ns + int(durations.sum())
+        if sums.share_ppt < 10**12:
+            # No busy period ends before its work does at the rate of the shares.
+            busy_ns = max(busy_ns, piece_ns * 10**12 // (10**12 - sums.share_ppt))
         for _ in range(BUSY_STEPS_MAX):
             if (line_ns is not None and busy_ns >= line_ns) or busy_ns > BUSY_NS_MAX:
                 break
@@ -443,7 +466,7 @@ class SlotTest:
 
     def _list_points(self, horizon_ns: int) -> None:
         if horizon_ns > self._horizon_ns:
-            self._times, self._sums = _listed(self.held, horizon_ns)
+            self._times, self._sums = self._sums_of_held.listed(horizon_ns)
             self._horizon_ns = horizon_ns
 
     def _blocking(self, times: _Times, new: Demand | None) -> _Times:
@@ -455,23 +478,28 @@ class SlotTest:
 
     def _blocker(self, at_ns: int, new: Demand | None) -> str:
         """The name of the longest piece that blocks at a time; best-effort jobs go first among equals."""
-        demands = self.held if new is None else (*self.held, new)
-        own = [Piece(d.terms.name, d.cost.piece_ns) for d in demands if d.first_ns > at_ns]
-        return max((*self.lower, *own), key=lambda piece: piece.duration_ns, default=Piece("", 0)).name
+        longest_ns, name = -1, ""
+        for piece in self.lower:
+            if piece.duration_ns > longest_ns:
+                longest_ns, name = piece.duration_ns, piece.name
+        for demand in self.held if new is None else (*self.held, new):
+            if demand.cost.piece_ns > longest_ns and demand.first_ns > at_ns:
+                longest_ns, name = demand.cost.piece_ns, demand.terms.name
+        return name
 
 
 class _Sums(NamedTuple):
     """The sums over some streams that the bounds of the test need.
 
     Attributes:
-        rows: Duration, period, jitter and least time from arrival to deadline of each.
+        columns: Duration, period, jitter and least time from arrival to deadline, each of all streams.
         share: Of the slot, in ``2 ** -SHARE_BITS``, rounded up: bounds become longer by that, never shorter.
         share_ppt: The same in ``10 ** -12``, rounded down: a full slot is not more than that.
         ahead: Sum of the shares times what the first deadlines come earlier than the first periods end.
         piece_ns: The longest piece.
     """
 
-    rows: tuple[tuple[int, int, int, int], ...]
+    columns: _Times
     share: int
     share_ppt: int
     ahead: int
@@ -479,25 +507,28 @@ class _Sums(NamedTuple):
 
     @classmethod
     def of(cls, demands: Sequence[Demand]) -> _Sums:
-        found = cls((), 0, 0, 0, 0)
-        parts = [found.plus(demand) for demand in demands]
-        return cls(
-            tuple(part.rows[0] for part in parts),
-            sum(part.share for part in parts),
-            sum(part.share_ppt for part in parts),
-            sum(part.ahead for part in parts),
-            max((part.piece_ns for part in parts), default=0),
-        )
+        rows = []
+        share = share_ppt = ahead = piece_ns = 0
+        for demand in demands:
+            terms, cost = demand.terms, demand.cost
+            period_ns, width_ns, duration_ns = terms.period_ns, terms.width_ns, cost.duration_ns
+            first_ns = terms.deadline_ns - width_ns
+            own = -(-(duration_ns << SHARE_BITS) // period_ns)
+            rows.append((duration_ns, period_ns, width_ns, first_ns))
+            share += own
+            share_ppt += duration_ns * 10**12 // period_ns
+            ahead += own * max(0, period_ns - first_ns)
+            piece_ns = max(piece_ns, cost.piece_ns)
+        return cls(np.array(rows, np.int64).reshape(-1, 4).T, share, share_ppt, ahead, piece_ns)
 
     def plus(self, demand: Demand) -> _Sums:
-        terms, duration_ns, first_ns = demand.terms, demand.cost.duration_ns, demand.first_ns
-        share = -(-(duration_ns << SHARE_BITS) // terms.period_ns)
+        one = _Sums.of([demand])
         return _Sums(
-            (*self.rows, (duration_ns, terms.period_ns, terms.width_ns, first_ns)),
-            self.share + share,
-            self.share_ppt + duration_ns * 10**12 // terms.period_ns,
-            self.ahead + share * max(0, terms.period_ns - first_ns),
-            max(self.piece_ns, demand.cost.piece_ns),
+            np.concatenate((self.columns, one.columns), axis=1),
+            self.share + one.share,
+            self.share_ppt + one.share_ppt,
+            self.ahead + one.ahead,
+            max(self.piece_ns, one.piece_ns),
         )
 
     @property
@@ -506,22 +537,21 @@ class _Sums(NamedTuple):
 
     def points(self, horizon_ns: int) -> int:
         """Number of times up to one at which a deadline may come."""
-        return sum(
-            max(0, (horizon_ns - first_ns) // period_ns + 1) for _, period_ns, _, first_ns in self.rows
-        )
+        return int(self._counts(horizon_ns).sum())
 
+    def listed(self, horizon_ns: int) -> tuple[_Times, _Times]:
+        """The times at which deadlines may come, ascending, and the demand up to each; the last of equal times has the whole of
+        it."""
+        durations, periods, _, firsts = self.columns
+        counts = self._counts(horizon_ns)
+        numbers = np.arange(counts.sum(), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+        times = np.repeat(firsts, counts) + numbers * np.repeat(periods, counts)
+        order = np.argsort(times, kind="stable")
+        return times[order], np.cumsum(np.repeat(durations, counts)[order])
 
-def _listed(demands: Sequence[Demand], horizon_ns: int) -> tuple[_Times, _Times]:
-    """The times at which deadlines may come, ascending, and the demand up to each; the last of equal times has the whole of it."""
-    if not demands:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    parts = [np.arange(d.first_ns, horizon_ns + 1, d.terms.period_ns, dtype=np.int64) for d in demands]
-    times = np.concatenate(parts)
-    durations = np.repeat(
-        np.array([d.cost.duration_ns for d in demands], np.int64), [part.size for part in parts]
-    )
-    order = np.argsort(times, kind="stable")
-    return times[order], np.cumsum(durations[order])
+    def _counts(self, horizon_ns: int) -> _Times:
+        _, periods, _, firsts = self.columns
+        return np.maximum(0, (horizon_ns - firsts) // periods + 1)
 
 
 def _demand_at(times: _Times, demand: Demand | None) -> _Times:

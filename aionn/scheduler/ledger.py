@@ -33,6 +33,7 @@ from aionn.scheduler.admission import (
     Verdict,
 )
 from aionn.scheduler.bandwidth import BandwidthServer
+from aionn.scheduler.reservations.changes import demands_no_more
 from aionn.scheduler.reservations.offers import counter_offers, fitting_phase, offers_text, reason_text
 from aionn.scheduler.reservations.windows import PhasedServer
 
@@ -42,7 +43,6 @@ __all__ = [
     "Ledger",
     "Reservation",
     "ReservableSlot",
-    "terms_demand_no_more",
 ]
 
 NAMES_SHOWN_MAX = 4
@@ -235,6 +235,27 @@ class Ledger:
                 return slot
         return None
 
+    def shortages(
+        self, terms: StreamTerms, costs: Mapping[int, SlotCost]
+    ) -> list[tuple[SlotCost, Verdict]] | None:
+        """Of each slot on which a stream does not fit, the cost of a frame and the result as of ``SlotTest.shortage``; without
+        slots whose devices are gone. None where ``slot_that_fits`` has a slot.
+
+        Args:
+            terms: The stream.
+            costs: As for ``admit``.
+        """
+        self._check_slots(tuple(costs))
+        found = []
+        for slot, cost in costs.items():
+            if self._is_up[slot]:
+                cost = self._cost_on(slot, cost)
+                short = self._test(slot).shortage(Demand(terms, cost))
+                if short is None:
+                    return None
+                found.append((cost, short))
+        return found
+
     def change(
         self,
         number: int,
@@ -256,7 +277,7 @@ class Ledger:
         """
         old = self._reservation(number)
         cost = costs.get(old.slot)
-        if cost is not None and _demands_no_more(Demand(terms, self._cost_on(old.slot, cost)), old.demand):
+        if cost is not None and demands_no_more(Demand(terms, self._cost_on(old.slot, cost)), old.demand):
             found = msgspec.structs.replace(old, terms=terms, cost=self._cost_on(old.slot, cost))
             self._held[old.slot][number] = found
             self._changed(old.slot)
@@ -404,6 +425,15 @@ class Ledger:
             delay_ns=found.delay_ns + self._more_delay_ns,
         )
 
+    def late(self) -> tuple[str, Verdict] | None:
+        """The name of the first slot whose streams do not fit with what counts beside them, and the result as of
+        ``SlotTest.shortage``; None without one."""
+        for slot, held in enumerate(self._held):
+            short = self._test(slot).shortage() if held else None
+            if short is not None:
+                return self._slots[slot].name, short
+        return None
+
     def count_beside(self, demands: tuple[Demand, ...], delay_ns: int) -> None:
         """Counts with other demands on each slot from now on, which are not of its streams, and with more delay; see
         ``aionn.scheduler.reservations.event_loop``."""
@@ -431,8 +461,9 @@ class Ledger:
         """
         self._check_slots([slot])
         old_ns = self._lower[slot].get(name)
-        self._lower[slot][name] = piece_ns
-        self._changed(slot)
+        if old_ns != piece_ns:
+            self._lower[slot][name] = piece_ns
+            self._changed(slot)
         if not self._held[slot] or self._test(slot).verdict().fits:
             return True
         if old_ns is None:
@@ -454,8 +485,8 @@ class Ledger:
 
     def forget_lower(self, slot: int, name: str) -> None:
         """Best-effort jobs of a model do not run on a slot any more."""
-        self._lower[slot].pop(name, None)
-        self._changed(slot)
+        if self._lower[slot].pop(name, None) is not None:
+            self._changed(slot)
 
     # --- The end of reservations ---
 
@@ -551,33 +582,3 @@ class Ledger:
 def _shortage(verdict: Verdict) -> tuple[bool, int, int]:
     """The order in which refusals are explained: the slot that lacks the least comes first."""
     return verdict.limit != "demand", -verdict.slack_ns, verdict.share_ppm
-
-
-def _demands_no_more(new: Demand, old: Demand) -> bool:
-    """Whether no set of streams is harmed by the new one that bears the old one, also while frames of both are in progress."""
-    return (
-        terms_demand_no_more(new.terms, old.terms)
-        and new.cost.duration_ns <= old.cost.duration_ns
-        and new.cost.piece_ns <= old.cost.piece_ns
-        and _is_at_the_same_phase(new.terms, old.terms)
-    )
-
-
-def terms_demand_no_more(new: StreamTerms, old: StreamTerms) -> bool:
-    """Whether frames come no more often and no later, and have no less time; phases aside."""
-    return (
-        new.period_ns >= old.period_ns
-        and new.deadline_ns >= old.deadline_ns
-        and new.jitter_ns <= old.jitter_ns
-    )
-
-
-def _is_at_the_same_phase(new: StreamTerms, old: StreamTerms) -> bool:
-    if old.phase_ns is None:
-        return True  # Its frames may come at any time.
-    return (
-        new.phase_ns is not None
-        and new.period_ns == old.period_ns
-        and (new.phase_ns - old.phase_ns) % old.period_ns == 0
-        and new.tolerance_ns <= old.tolerance_ns
-    )

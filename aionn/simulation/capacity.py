@@ -163,16 +163,7 @@ class _OnLoop:
     """The slots of a plan, as the ledger of the event loop asks them."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def take_loop(self, parts: tuple[Demand, ...], delay_ns: int) -> None:
-        """See ``LoopUser``."""
-        self._ledger.count_beside(parts, delay_ns)
-
-    def fits_loop(self) -> str:
-        """See ``LoopUser``."""
-        slots = {reservation.slot: reservation.slot_name for reservation in self._ledger.reservations()}
-        return next((name for slot, name in slots.items() if not self._ledger.verdict(slot).fits), "")
+        self.ledger = ledger
 
     def loop_changed(self) -> None:
         """See ``LoopUser``."""
@@ -219,8 +210,7 @@ def plan_capacity(scenario: Scenario) -> CapacityPlan:
             admit = functools.partial(
                 ledger.admit, terms[index], by_slot, now_ns=0, chooses_phase=_is_free(streams[index])
             )
-            has_room = functools.partial(_has_room, ledger, by_slot)
-            _, reservations[index] = loop.reserve(on_loop, terms[index], loop_cost, admit, has_room=has_room)
+            _, reservations[index] = loop.reserve(on_loop, terms[index], loop_cost, admit, costs=by_slot)
         except NotAdmitted as e:
             pieces = {**_pieces(lower), **{r.terms.name: r.cost.piece_ns for r in reservations.values()}}
             pieces[streams[index].name] = max(cost.piece_ns for cost in by_slot.values())
@@ -247,10 +237,6 @@ def _loop_cost(scenario: Scenario) -> LoopCost:
     """The time of the event loop for a frame: half of it before the device, and half after it."""
     half_ns = round(scenario.workload.loop_s * 5e8)
     return LoopCost(half_ns, half_ns)
-
-
-def _has_room(ledger: Ledger, costs: Mapping[int, SlotCost], terms: StreamTerms) -> bool:
-    return ledger.slot_that_fits(terms, costs) is not None
 
 
 def _is_free(stream: Stream) -> bool:

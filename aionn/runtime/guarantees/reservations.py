@@ -30,7 +30,7 @@ from aionn.platform.stalls import NO_STALLS, Stalls
 from aionn.runtime.guarantees.arrivals import Held, Measured, OnLoop, described
 from aionn.runtime.guarantees.granted import as_granted, asked_time, loop_allowance_ns, with_verdict
 from aionn.runtime.guarantees.measuring import DeviceTimes
-from aionn.scheduler.admission import DAY_NS, SHARE_PPM, Demand, SlotCost, StreamTerms
+from aionn.scheduler.admission import DAY_NS, SHARE_PPM, SlotCost, StreamTerms
 from aionn.scheduler.bandwidth import Frame, Label
 from aionn.scheduler.dispatcher import Dispatcher
 from aionn.scheduler.estimates import Estimates
@@ -39,8 +39,8 @@ from aionn.scheduler.ledger import (
     Ledger,
     ReservableSlot,
     Reservation,
-    terms_demand_no_more,
 )
+from aionn.scheduler.reservations.changes import terms_demand_no_more
 from aionn.scheduler.reservations.event_loop import LoopCost, LoopLedger
 from aionn.scheduler.reservations.windows import PhasedServer
 from aionn.service.client.reservations import ServedLedger, ServedReservation
@@ -79,6 +79,7 @@ class DeviceReservations:
         delay_ns: See ``ReservableSlot``.
 
     Attributes:
+        ledger: The reservations of its slots in this application.
         shared: See above.
         slot_count: See above.
         is_up: Whether the device works, as far as its reservations know.
@@ -110,7 +111,7 @@ class DeviceReservations:
         self._shared_room_ns = DAY_NS
         self._estimates = estimates
         self._device_times = DeviceTimes()
-        self._ledger = Ledger(
+        self.ledger = Ledger(
             [ReservableSlot(f"{name}/{slot}", can_preempt=False, delay_ns=delay_ns) for slot in self._slots]
         )
         self._held: dict[int, Held] = {}
@@ -155,7 +156,7 @@ class DeviceReservations:
 
     def would_fit(self, terms: StreamTerms, measured: Measured) -> bool:
         """Whether a stream has room on a slot, as far as this application knows."""
-        return self._ledger.slot_that_fits(terms, self._costs(measured, None)) is not None
+        return self.ledger.slot_that_fits(terms, self._costs(measured, None)) is not None
 
     def expected(self, key: Hashable, declared_ns: int | None) -> Measured | None:
         """The device time of a model by its timings, or by the duration that its driver declares; None without both."""
@@ -208,7 +209,7 @@ class DeviceReservations:
             measured,
             granted,
             costs,
-            lambda: self._ledger.admit(terms, costs, now_ns=now_ns, chooses_phase=chooses_phase),
+            lambda: self.ledger.admit(terms, costs, now_ns=now_ns, chooses_phase=chooses_phase),
         )
 
     def change(
@@ -236,7 +237,7 @@ class DeviceReservations:
         costs = self._costs(measured, granted)
 
         def changed() -> Reservation:
-            return self._ledger.change(number, terms, costs, now_ns=now_ns, chooses_phase=chooses_phase)
+            return self.ledger.change(number, terms, costs, now_ns=now_ns, chooses_phase=chooses_phase)
 
         is_less = terms_demand_no_more(terms, old.reservation.terms)
         if self.loop is None or old.on_loop is None or not is_less:
@@ -268,7 +269,7 @@ class DeviceReservations:
         if self.loop is None or not measured.loop.total_ns:
             return dict.fromkeys(self._slots, cost)
         # The emptiest first: a full slot has no room for the loop's parts of frames on other slots.
-        return dict.fromkeys(sorted(self._slots, key=self._ledger.share_ppm), cost)
+        return dict.fromkeys(sorted(self._slots, key=self.ledger.share_ppm), cost)
 
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
@@ -301,33 +302,14 @@ class DeviceReservations:
             if loop is None or not measured.loop.total_ns:
                 return admit(), None
             cost = measured.loop.times(loop.factor)
-
-            def has_room(terms: StreamTerms) -> bool:
-                return self._ledger.slot_that_fits(terms, costs) is not None
-
             allowance_ns = None if granted is None else loop_allowance_ns(terms)
-            number, found = loop.reserve(
-                self, terms, cost, admit, has_room=has_room, allowance_ns=allowance_ns
-            )
+            number, found = loop.reserve(self, terms, cost, admit, costs=costs, allowance_ns=allowance_ns)
             return found, OnLoop(number, cost, measured.loop)
 
     def _leave_loop(self, held: Held) -> None:
         on_loop, held.on_loop = held.on_loop, None
         if on_loop is not None and self.loop is not None:
             self.loop.release(on_loop.number)
-
-    def take_loop(self, parts: tuple[Demand, ...], delay_ns: int) -> None:
-        """See ``LoopUser``."""
-        self._ledger.count_beside(parts, delay_ns)
-
-    def fits_loop(self) -> str:
-        """See ``LoopUser``."""
-        for slot in sorted({held.reservation.slot for held in self._held.values()}):
-            if not self._ledger.verdict(slot).fits:
-                return next(
-                    h.reservation.slot_name for h in self._held.values() if h.reservation.slot == slot
-                )
-        return ""
 
     def loop_changed(self) -> None:
         """See ``LoopUser``."""
@@ -383,7 +365,7 @@ class DeviceReservations:
             self.withdraw()
             return
         if held.reservation.number in self._held:
-            self._ledger.release(held.reservation.number)
+            self.ledger.release(held.reservation.number)
             self._drop(held, why)
             self._changed()
 
@@ -396,7 +378,7 @@ class DeviceReservations:
         """Ends reservations without frames, and has the ledger know the best-effort models of the device."""
         if keep is not None:
             self.seen(keep, now_ns)
-        silent = self._ledger.end_silent(now_ns)
+        silent = self.ledger.end_silent(now_ns)
         for reservation in silent:
             self._drop(self._held[reservation.number], "silent")
         if silent:
@@ -410,13 +392,13 @@ class DeviceReservations:
         self._forget_all_but(pieces.keys())
         for slot in self._slots:
             for name, piece_ns in pieces.items():
-                self._ledger.allow_lower(slot, name, piece_ns)
+                self.ledger.allow_lower(slot, name, piece_ns)
         self._counted = pieces
 
     def _forget_all_but(self, names: Set[str]) -> None:
         for name in self._counted.keys() - names:
             for slot in self._slots:
-                self._ledger.forget_lower(slot, name)
+                self.ledger.forget_lower(slot, name)
 
     def end(self, held: Held, why: str = "released") -> None:
         """Ends a reservation: it covers no further frame. Its time is free when no frame of its slot is in progress: those that
@@ -454,9 +436,9 @@ class DeviceReservations:
             number = held.reservation.number
             del self._ending[number], self._held[number]
             if held.end == "astray":
-                self._ledger.lose(number)
+                self.ledger.lose(number)
             else:
-                self._ledger.release(number)
+                self.ledger.release(number)
             self._give_back(held)
             self._leave_loop(held)
         if ended:
@@ -501,7 +483,7 @@ class DeviceReservations:
             self._moved(held, server, phase_ns, has_moved=has_moved)
 
     def _moved(self, held: Held, server: PhasedServer, phase_ns: int, *, has_moved: bool) -> None:
-        found = self._ledger.move(held.reservation.number, phase_ns) if has_moved else None
+        found = self.ledger.move(held.reservation.number, phase_ns) if has_moved else None
         if found is not None:
             held.reservation = found
             server.move(phase_ns)
@@ -515,7 +497,7 @@ class DeviceReservations:
         """The device has failed: all reservations end, and none is made until ``restore``."""
         self.is_up = False
         for slot in self._slots:
-            for reservation in self._ledger.withdraw(slot):
+            for reservation in self.ledger.withdraw(slot):
                 self._drop(self._held[reservation.number], "withdrawn")
         self._changed()
 
@@ -523,7 +505,7 @@ class DeviceReservations:
         """The device works again. Idempotent."""
         self.is_up = True
         for slot in self._slots:
-            self._ledger.restore(slot)
+            self.ledger.restore(slot)
 
     def overran(self, held: Held, held_ns: int) -> None:
         """A served device has measured the time of a frame that overran."""
@@ -540,12 +522,12 @@ class DeviceReservations:
 
     def seen(self, held: Held, now_ns: int) -> None:
         """A frame of a reservation has come."""
-        self._ledger.seen(held.reservation.number, now_ns)
+        self.ledger.seen(held.reservation.number, now_ns)
 
     def _changed(self) -> None:
         # One test of each slot, whatever the number of its streams.
         slots = {held.reservation.slot for held in self._held.values()}
-        rooms_ns = {slot: self._ledger.verdict(slot).room_ns for slot in slots}
+        rooms_ns = {slot: self.ledger.verdict(slot).room_ns for slot in slots}
         for held in self._held.values():
             reservation = held.reservation
             # As ``Ledger.may_run_lower``.
@@ -564,7 +546,7 @@ class DeviceReservations:
 
     def counts(self) -> dict[str, int]:
         """See ``Ledger.counts``."""
-        return self._ledger.counts()
+        return self.ledger.counts()
 
     def shares(self) -> list[float]:
         """The share of each slot that is reserved."""
@@ -572,7 +554,7 @@ class DeviceReservations:
 
     def share(self, slot: int) -> float:
         """The share of a slot that is reserved."""
-        return self._ledger.share_ppm(slot) / SHARE_PPM
+        return self.ledger.share_ppm(slot) / SHARE_PPM
 
     def lines(self) -> list[str]:
         """The reservations, each in a line of text."""

@@ -24,16 +24,27 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from aionn.errors import NotAdmitted, WouldFit
 from aionn.hal import duration_text
-from aionn.scheduler.admission import DAY_NS, SHARE_PPM, Demand, SlotCost, SlotTest, StreamTerms
+from aionn.scheduler.admission import DAY_NS, SHARE_PPM, Demand, SlotCost, SlotTest, StreamTerms, Verdict
 from aionn.scheduler.estimates import Estimates
-from aionn.scheduler.reservations.offers import counter_offers, least_that_fits, offers_text
+from aionn.scheduler.ledger import Ledger
+from aionn.scheduler.reservations.offers import (
+    Changing,
+    counter_offers,
+    frames_by,
+    least_that_fits,
+    least_that_may_fit,
+    most_offered_ns,
+    offers_text,
+)
 
 __all__ = [
     "FACTOR",
@@ -69,6 +80,9 @@ CALLBACKS_MIN = 16
 BUSY_SHARE = 0.9
 """From this share of a window on, nothing is learnt of it: best effort fills the loop, and takes what frames leave."""
 
+PARTS_KEPT_MAX = 1024
+"""Most demands of periods that are kept: some 300 KB."""
+
 _T = TypeVar("_T")
 
 
@@ -103,12 +117,9 @@ USUAL_LOOP_COST = LoopCost(100_000, 100_000)
 class LoopUser(Protocol):
     """Reservations of a device whose frames the loop sends."""
 
-    def take_loop(self, parts: tuple[Demand, ...], delay_ns: int) -> None:
-        """Counts with these demands on each slot, beside its own streams, and with a delay."""
-        ...
-
-    def fits_loop(self) -> str:
-        """The slot whose streams do not fit with them; empty if all do."""
+    @property
+    def ledger(self) -> Ledger:
+        """The reservations, which count with what the loop does."""
         ...
 
     def loop_changed(self) -> None:
@@ -135,12 +146,56 @@ def loop_parts(members: Iterable[tuple[StreamTerms, LoopCost]]) -> tuple[Demand,
             sums[terms.period_ns] = sums.get(terms.period_ns, 0) + cost.total_ns
             first_ns = min(first_ns, terms.deadline_ns - terms.width_ns)
     return tuple(
-        Demand(
-            StreamTerms(name="the event loop", period_ns=period_ns, deadline_ns=first_ns),
-            SlotCost(duration_ns=min(sum_ns, DAY_NS), piece_ns=0),
-        )
-        for period_ns, sum_ns in sorted(sums.items())
+        _part(period_ns, first_ns, min(sum_ns, DAY_NS)) for period_ns, sum_ns in sorted(sums.items())
     )
+
+
+@lru_cache(maxsize=PARTS_KEPT_MAX)
+def _part(period_ns: int, first_ns: int, sum_ns: int) -> Demand:
+    """The demand of the streams of one period: with another stream, most of them are as before."""
+    return Demand(
+        StreamTerms(name="the event loop", period_ns=period_ns, deadline_ns=first_ns),
+        SlotCost(duration_ns=sum_ns, piece_ns=0),
+    )
+
+
+def _with_deadline(new: _Member, rest: Iterable[_Member], cost: SlotCost | None) -> Changing:
+    """What another deadline of a stream changes on a slot: the frames of its own there, and with the shortest time from an arrival
+    to a deadline the parts of all.
+
+    Args:
+        new: The stream.
+        rest: The others on the loop.
+        cost: The time of its frames on the slot; None where it is on another one.
+    """
+    terms, members = new.terms, [new, *(m for m in rest if m.cost.total_ns)]
+    periods, parts = np.array([(m.terms.period_ns, m.cost.total_ns) for m in members], np.int64).T
+    others_ns = min((m.terms.deadline_ns - m.terms.width_ns for m in members[1:]), default=DAY_NS)
+    duration_ns = 0 if cost is None else cost.duration_ns
+
+    def demand_at(at_ns: int, deadline_ns: int) -> int:
+        own_ns = duration_ns * frames_by(at_ns, deadline_ns - terms.width_ns, terms.period_ns)
+        if not new.cost.total_ns:
+            return own_ns
+        first_ns = min(deadline_ns - terms.width_ns, others_ns)
+        return own_ns + int((np.maximum(0, (at_ns - first_ns) // periods + 1) * parts).sum())
+
+    return Changing(demand_at, 0, most_offered_ns(terms.deadline_ns))
+
+
+def _with_period(new: _Member, rest: Iterable[_Member], cost: SlotCost | None) -> Changing:
+    """What another period of a stream changes on a slot: its own frames there, and its parts. See ``_with_deadline``."""
+    terms, part_ns = new.terms, new.cost.total_ns
+    own_first_ns = terms.deadline_ns - terms.width_ns
+    first_ns = min((m.terms.deadline_ns - m.terms.width_ns for m in rest if m.cost.total_ns), default=DAY_NS)
+    first_ns = min(first_ns, own_first_ns)
+    duration_ns = 0 if cost is None else cost.duration_ns
+
+    def demand_at(at_ns: int, period_ns: int) -> int:
+        own_ns = duration_ns * frames_by(at_ns, own_first_ns, period_ns)
+        return own_ns + part_ns * frames_by(at_ns, first_ns, period_ns)
+
+    return Changing(demand_at, duration_ns + part_ns, most_offered_ns(terms.period_ns))
 
 
 class LoopLedger:
@@ -163,7 +218,8 @@ class LoopLedger:
         self.longest_ns = 0
         self._numbers = itertools.count(1)
         self._held: dict[int, _Member] = {}
-        self._users: weakref.WeakSet[LoopUser] = weakref.WeakSet()
+        # In the order of their first streams, so that a refusal names the same slot on every run.
+        self._users: weakref.WeakKeyDictionary[LoopUser, None] = weakref.WeakKeyDictionary()
         self._counted_ns = self._count = 0
         self._since: tuple[int, int] | None = None
         self._callbacks = Estimates()
@@ -202,7 +258,7 @@ class LoopLedger:
         cost: LoopCost,
         admit: Callable[[], _T],
         *,
-        has_room: Callable[[StreamTerms], bool],
+        costs: Mapping[int, SlotCost],
         allowance_ns: int | None = None,
     ) -> tuple[int, _T]:
         """Adds a stream, if its device admits it beside what the loop does then.
@@ -212,7 +268,7 @@ class LoopLedger:
             terms: The stream.
             cost: The parts of its frames.
             admit: Has the device admit it.
-            has_room: Whether the device has room for the stream with other terms.
+            costs: The device time of a frame by slot of the device, in the order in which ``admit`` tries them.
             allowance_ns: On a served device, the longest burst of the loop that its frames bear; None on others.
 
         Returns:
@@ -221,25 +277,25 @@ class LoopLedger:
         Raises:
             NotAdmitted: There is too little time on the device or on the loop, for this stream or for another one.
         """
-        self._users.add(user)
+        self._users[user] = None
         number = next(self._numbers)
         old = self._parts()
         self._held[number] = _Member(terms, cost, allowance_ns)
         try:
             self._spread()
-            self._check_share(terms, cost, old, has_room)
-            self._check_others(number, user, has_room)
+            self._check_share(terms, cost, old, user.ledger, costs)
+            self._check_others(number, user.ledger, costs)
             try:
                 found = admit()
             except NotAdmitted as e:
-                if has_room(terms):
+                if user.ledger.slot_that_fits(terms, costs) is not None:
                     raise  # A quota is the reason.
-                user.take_loop((), 0)
-                if not has_room(terms):
+                user.ledger.count_beside((), 0)
+                if user.ledger.slot_that_fits(terms, costs) is None:
                     raise
                 self.refusals += 1
                 text = f"{e.reason}; of that {self._loop_text(cost)}, and without the event loop it would fit"
-                offers = self._offers(number, has_room)
+                offers = self._offers(number, user.ledger, costs)
                 raise NotAdmitted(f"{text}. {offers_text(offers)}.", reason=text, would_fit=offers) from e
         except BaseException:
             del self._held[number]
@@ -260,7 +316,8 @@ class LoopLedger:
         terms: StreamTerms,
         cost: LoopCost,
         held: tuple[Demand, ...],
-        has_room: Callable[[StreamTerms], bool],
+        ledger: Ledger,
+        costs: Mapping[int, SlotCost],
     ) -> None:
         """Refuses a stream that the loop alone has no time for."""
         if not cost.total_ns:
@@ -274,8 +331,10 @@ class LoopLedger:
         offers = WouldFit()
         if verdict.limit == "share":
             period_ns = counter_offers(test, own, verdict).period_ns
-            if period_ns is not None and has_room(msgspec.structs.replace(terms, period_ns=period_ns)):
-                offers = WouldFit(period_ns=period_ns)
+            if period_ns is not None:
+                longer = msgspec.structs.replace(terms, period_ns=period_ns)
+                if ledger.slot_that_fits(longer, costs) is not None:
+                    offers = WouldFit(period_ns=period_ns)
             limit = (
                 f"its frames take {verdict.own_ppm / SHARE_PPM:.3f} of the loop's time, those of the other streams"
                 f" {(verdict.share_ppm - verdict.own_ppm) / SHARE_PPM:.3f}, and at most {self.cap_ppm / SHARE_PPM:.3f} may be"
@@ -292,49 +351,68 @@ class LoopLedger:
         )
         raise NotAdmitted(f"{reason}. {offers_text(offers)}.", reason=reason, would_fit=offers)
 
-    def _check_others(self, number: int, user: LoopUser, has_room: Callable[[StreamTerms], bool]) -> None:
+    def _check_others(self, number: int, ledger: Ledger, costs: Mapping[int, SlotCost]) -> None:
         """Refuses a stream whose parts would have frames of other streams late."""
         member = self._held[number]
-        where = self._late_on()
-        # The slot that the stream itself has no room on gives the better reason.
-        if not where or (user.fits_loop() == where and not has_room(member.terms)):
-            return
+        where = "a served device" if self._exceeds_an_allowance() else ""
+        if not where:
+            late = self._late()
+            if late is None:
+                return
+            where, own = late[0], ledger.late()
+            is_own = own is not None and own[0] == where
+            # The slot that the stream itself has no room on gives the better reason.
+            if is_own and ledger.slot_that_fits(member.terms, costs) is None:
+                return
         self.refusals += 1
         text = self._loop_text(member.cost)
-
-        offers = self._offers(number, has_room)
+        offers = self._offers(number, ledger, costs)
         reason = (
             f'stream "{member.terms.name}" on the event loop: streams on {where} would be late, since {text}'
         )
         raise NotAdmitted(f"{reason}. {offers_text(offers)}.", reason=reason, would_fit=offers)
 
-    def _offers(self, number: int, has_room: Callable[[StreamTerms], bool]) -> WouldFit:
+    def _offers(self, number: int, ledger: Ledger, costs: Mapping[int, SlotCost]) -> WouldFit:
         """The longer deadline, or period, with which a stream would fit and no other one would be late. Changes what is counted
         with; the caller restores that."""
         member = self._held[number]
-
-        def fits(terms: StreamTerms) -> bool:
-            self._held[number] = member._replace(terms=terms)
-            self._spread()
-            return not self._late_on() and has_room(terms)
-
         terms = member.terms
-        deadline_ns = least_that_fits(
-            terms.deadline_ns, lambda value: fits(msgspec.structs.replace(terms, deadline_ns=value))
-        )
+        if self._exceeds_an_allowance():
+            return WouldFit()  # No terms change that.
+
+        def offer(field: str, by_field: Callable[[SlotCost | None], Changing]) -> int | None:
+            def least(value_ns: int) -> int:
+                changed = msgspec.structs.replace(terms, **{field: value_ns})
+                self._held[number] = member._replace(terms=changed)
+                self._spread()
+                late = self._late()
+                if late is not None:
+                    return least_that_may_fit(value_ns, late[1], by_field(None))
+                short = ledger.shortages(changed, costs)
+                if short is None:
+                    return value_ns
+                return min(
+                    (least_that_may_fit(value_ns, found, by_field(cost)) for cost, found in short),
+                    default=DAY_NS + 1,
+                )
+
+            return least_that_fits(getattr(terms, field), least)
+
+        rest = [held for other, held in self._held.items() if other != number]
+        deadline_ns = offer("deadline_ns", lambda cost: _with_deadline(member, rest, cost))
         period_ns = None
         if terms.phase_ns is None:  # With another period it has no place among the phases.
-            period_ns = least_that_fits(
-                terms.period_ns, lambda value: fits(msgspec.structs.replace(terms, period_ns=value))
-            )
+            period_ns = offer("period_ns", lambda cost: _with_period(member, rest, cost))
         return WouldFit(deadline_ns, period_ns)
 
-    def _late_on(self) -> str:
-        """A slot whose streams do not fit beside the parts; empty without one."""
+    def _exceeds_an_allowance(self) -> bool:
+        """Whether frames on a served device bear less than the burst of the loop."""
         burst_ns = self.burst_ns
-        if any(m.allowance_ns is not None and m.allowance_ns < burst_ns for m in self._held.values()):
-            return "a served device"
-        return next((slot for user in self._users if (slot := user.fits_loop())), "")
+        return any(m.allowance_ns is not None and m.allowance_ns < burst_ns for m in self._held.values())
+
+    def _late(self) -> tuple[str, Verdict] | None:
+        """A slot whose streams do not fit beside the parts, as of ``Ledger.late``."""
+        return next((late for user in self._users if (late := user.ledger.late()) is not None), None)
 
     def change(self, number: int, terms: StreamTerms) -> None:
         """A stream has other terms, which demand no more."""
@@ -353,7 +431,7 @@ class LoopLedger:
     def _spread(self) -> None:
         parts, delay_ns = self._parts(), self.delay_ns
         for user in self._users:
-            user.take_loop(parts, delay_ns)
+            user.ledger.count_beside(parts, delay_ns)
 
     def _commit(self) -> None:
         for user in self._users:

@@ -6,6 +6,7 @@ Owns the search for counter-offers and for a phase, and the messages.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,10 +24,23 @@ from aionn.scheduler.admission import (
 )
 from aionn.scheduler.reservations.phases import phases_to_try
 
-__all__ = ["counter_offers", "fitting_phase", "least_that_fits", "offers_text", "reason_text"]
+__all__ = [
+    "Changing",
+    "counter_offers",
+    "fitting_phase",
+    "frames_by",
+    "least_that_fits",
+    "least_that_may_fit",
+    "most_offered_ns",
+    "offers_text",
+    "reason_text",
+]
 
 DOUBLINGS_MAX = 8
 """A counter-offer is at most 256 times what was asked for: more is another application."""
+
+GUESSES_MAX = 6
+"""Most values at which a search looks because none below them fits; then it halves the range, as it does without such values."""
 
 
 def counter_offers(test: SlotTest, new: Demand, verdict: Verdict, *, tries_phases: bool = True) -> WouldFit:
@@ -40,9 +54,9 @@ def counter_offers(test: SlotTest, new: Demand, verdict: Verdict, *, tries_phase
     """
     terms, cost = new.terms, new.cost
 
-    def with_terms(deadline_ns: int, period_ns: int) -> bool:
-        changed = msgspec.structs.replace(terms, deadline_ns=deadline_ns, period_ns=period_ns)
-        return test.fits(Demand(changed, cost))
+    def least(value_ns: int, changed: StreamTerms, changing: Changing) -> int:
+        short = test.shortage(Demand(changed, cost))
+        return value_ns if short is None else least_that_may_fit(value_ns, short, changing)
 
     deadline_ns = period_ns = shift_ns = None
     if tries_phases and terms.phase_ns is not None:
@@ -50,13 +64,29 @@ def counter_offers(test: SlotTest, new: Demand, verdict: Verdict, *, tries_phase
         if placed is not None and placed.phase_ns is not None:
             shift_ns = (placed.phase_ns - terms.phase_ns) % terms.period_ns
     if verdict.limit == "demand":
-        deadline_ns = least_that_fits(terms.deadline_ns, lambda value: with_terms(value, terms.period_ns))
+        by_deadline = Changing(
+            lambda at, value: cost.duration_ns * frames_by(at, value - terms.width_ns, terms.period_ns),
+            0,
+            most_offered_ns(terms.deadline_ns),
+        )
+        deadline_ns = least_that_fits(
+            terms.deadline_ns,
+            lambda value: least(value, msgspec.structs.replace(terms, deadline_ns=value), by_deadline),
+        )
     room_ppm = test.cap_ppm - (verdict.share_ppm - verdict.own_ppm)
     if room_ppm > 0 and terms.phase_ns is None:  # With another period it has no place among the phases.
         # Nothing below this period fits the share; the search begins there.
         least_ns = max(terms.period_ns, cost.duration_ns * SHARE_PPM // room_ppm)
         if least_ns <= terms.period_ns << DOUBLINGS_MAX:
-            period_ns = least_that_fits(least_ns - 1, lambda value: with_terms(terms.deadline_ns, value))
+            by_period = Changing(
+                lambda at, value: cost.duration_ns * frames_by(at, new.first_ns, value),
+                cost.duration_ns,
+                most_offered_ns(least_ns),
+            )
+            period_ns = least_that_fits(
+                least_ns - 1,
+                lambda value: least(value, msgspec.structs.replace(terms, period_ns=value), by_period),
+            )
     blocker, piece_ns = None, verdict.blocking_ns + verdict.slack_ns
     if verdict.blocker and piece_ns > 0:
         changed = with_piece_of(new, verdict.blocker, piece_ns)
@@ -77,24 +107,115 @@ def fitting_phase(test: SlotTest, new: Demand) -> StreamTerms | None:
     return None
 
 
-def least_that_fits(asked_ns: int, fits: Callable[[int], bool]) -> int | None:
-    """The least value above ``asked_ns`` with three digits that fits; None where none up to ``DOUBLINGS_MAX`` doublings does."""
-    low_ns = high_ns = max(1, asked_ns)
+def least_that_fits(asked_ns: int, least: Callable[[int], int]) -> int | None:
+    """The least value above ``asked_ns`` with three digits that fits; None where none up to ``DOUBLINGS_MAX`` doublings does.
+
+    Args:
+        asked_ns: A value that does not fit.
+        least: Tests a value. Returns it where it fits; otherwise a greater one, below which none fits.
+    """
+    high_ns = max(1, asked_ns)
+    floor_ns = max(high_ns + 1, least(high_ns))
     for _ in range(DOUBLINGS_MAX):
         low_ns, high_ns = high_ns, min(2 * high_ns, DAY_NS)
-        if fits(high_ns):
-            break
-    else:
-        return None
+        if floor_ns <= high_ns:
+            found, floor_ns = _least_within(low_ns, high_ns, floor_ns, least)
+            if found is not None:
+                return found
+    return None
+
+
+def _least_within(
+    low_ns: int, high_ns: int, floor_ns: int, least: Callable[[int], int]
+) -> tuple[int | None, int]:
+    """The least value with three digits above ``low_ns`` that fits, if ``high_ns`` does; and the value below which none fits."""
     step_ns = int(10 ** max(0, len(str(low_ns)) - 3))
     low, high = low_ns // step_ns, -(-high_ns // step_ns)
-    while high - low > 1:
+    for _ in range(GUESSES_MAX):
+        value_ns = -(-floor_ns // step_ns) * step_ns
+        if floor_ns <= low_ns + 1 or value_ns > high_ns:
+            break
+        found_ns = least(value_ns)
+        if found_ns <= value_ns:
+            return value_ns, floor_ns
+        if found_ns > high_ns:
+            return None, found_ns
+        floor_ns = found_ns
+    found_ns = least(high_ns)
+    if found_ns > high_ns:
+        return None, found_ns
+    while high - (low := max(low, (floor_ns - 1) // step_ns)) > 1:
         middle = (low + high) // 2
-        if fits(middle * step_ns):
+        found_ns = least(middle * step_ns)
+        if found_ns <= middle * step_ns:
             high = middle
         else:
-            low = middle
-    return min(high * step_ns, DAY_NS)
+            floor_ns = found_ns
+    return min(high * step_ns, DAY_NS), floor_ns
+
+
+class Changing(NamedTuple):
+    """What another deadline, or another period, of a stream changes on a slot.
+
+    Attributes:
+        demand_at: By a time and the changed value: the demand up to that time that depends on the value. It falls as the value
+            rises.
+        per_frame_ns: With another period, the time of a frame in the share of the slot; 0 with another deadline, which changes no
+            share.
+        most_ns: The greatest value of interest.
+    """
+
+    demand_at: Callable[[int, int], int]
+    per_frame_ns: int
+    most_ns: int
+
+
+def least_that_may_fit(value_ns: int, short: Verdict, changing: Changing) -> int:
+    """A value below which none can fit a slot: time would be missing where it is missing with ``value_ns``, or the share would be
+    exceeded.
+
+    Args:
+        value_ns: A value that does not fit.
+        short: The result of the test with it, as of ``SlotTest.shortage``.
+        changing: What depends on the value.
+
+    Returns:
+        More than ``value_ns``; more than ``most_ns`` where no value fits.
+    """
+    none_ns = max(value_ns, changing.most_ns) + 1
+    if short.limit == "share":
+        # Shares are rounded down to millionths, and each term is: 2 of them are more than that.
+        own_ppm = -(-changing.per_frame_ns * SHARE_PPM // value_ns)
+        left_ppm = short.cap_ppm - short.share_ppm + own_ppm + 2
+        if not changing.per_frame_ns or left_ppm <= 0:
+            return none_ns
+        return max(value_ns + 1, changing.per_frame_ns * SHARE_PPM // left_ppm)
+    if short.limit != "demand":
+        return value_ns + 1
+    now_ns = changing.demand_at(short.at_ns, value_ns)
+    most_ns = now_ns + short.slack_ns
+    if short.held_ns + short.own_ns == now_ns:
+        most_ns = max(0, most_ns)  # Without any demand by that time, none is late then.
+    if changing.demand_at(short.at_ns, changing.most_ns) > most_ns:
+        return none_ns
+    low_ns, high_ns = value_ns, changing.most_ns
+    while high_ns - low_ns > 1:
+        middle_ns = (low_ns + high_ns) // 2
+        if changing.demand_at(short.at_ns, middle_ns) <= most_ns:
+            high_ns = middle_ns
+        else:
+            low_ns = middle_ns
+    return max(high_ns, value_ns + 1)
+
+
+def frames_by(at_ns: int, first_ns: int, period_ns: int) -> int:
+    """Number of frames of a stream whose deadlines come by a time, the first of them at ``first_ns``."""
+    return max(0, (at_ns - first_ns) // period_ns + 1)
+
+
+def most_offered_ns(asked_ns: int) -> int:
+    """The greatest value that ``least_that_fits`` may find."""
+    return min(asked_ns << DOUBLINGS_MAX, DAY_NS)
 
 
 # --- In words -----------------------------------------------------------------------------------------------------------------

@@ -42,5 +42,5 @@ def test_frames_that_are_not_reserved_may_run_as_the_ledger_says():
         terms_of_it = StreamTerms(name="s", period_ns=period_ms * MS, deadline_ns=period_ms * MS, jitter_ns=0)
         held.append(reservations.admit(terms_of_it, Measured(duration_ms * MS, 16), "m", now_ns=0))
         for each in held:
-            assert each.server.may_run_lower == reservations._ledger.may_run_lower(each.reservation.number)
+            assert each.server.may_run_lower == reservations.ledger.may_run_lower(each.reservation.number)
     assert {each.server.may_run_lower for each in held} == {True, False}

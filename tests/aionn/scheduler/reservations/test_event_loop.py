@@ -24,13 +24,6 @@ class User:
         self.ledger = Ledger([ReservableSlot(f"{name}/{i}", can_preempt=False) for i in range(slots)])
         self.changes = 0
 
-    def take_loop(self, parts, delay_ns):
-        self.ledger.count_beside(parts, delay_ns)
-
-    def fits_loop(self):
-        used = {held.slot: held.slot_name for held in self.ledger.reservations()}
-        return next((name for slot, name in used.items() if not self.ledger.verdict(slot).fits), "")
-
     def loop_changed(self):
         self.changes += 1
 
@@ -42,7 +35,7 @@ class User:
             terms,
             cost,
             lambda: self.ledger.admit(terms, costs, now_ns=0),
-            has_room=lambda other: self.ledger.slot_that_fits(other, costs) is not None,
+            costs=costs,
             allowance_ns=allowance_ns,
         )
 

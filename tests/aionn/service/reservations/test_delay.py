@@ -52,7 +52,7 @@ def test_served_device_refuses_with_the_delay():
 async def test_runtime_takes_the_delay_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DELAY_VARIABLE, "2500")
     async with aionn.open(drivers=["reference"]) as runtime:
-        ledger = runtime.devices[0].reservations._ledger
+        ledger = runtime.devices[0].reservations.ledger
         assert ledger._slots[0].delay_ns == 2_500_000
     monkeypatch.setenv(DELAY_VARIABLE, "soon")
     with pytest.raises(InvalidArgument, match=DELAY_VARIABLE):
