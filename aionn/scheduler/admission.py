@@ -283,22 +283,29 @@ class SlotTest:
         self._longest = np.maximum.accumulate(np.append(pieces, lower_ns)[::-1])[::-1]
         self._horizon_ns = -1
         self._of_held: Verdict | None = None
+        self._of_new: tuple[Demand, Verdict] | None = None
         self._times: _Times = np.empty(0, np.int64)
         self._sums: _Times = np.empty(0, np.int64)
 
     def verdict(self, new: Demand | None = None) -> Verdict:
         """The result for the streams that are there, with a new one beside them. Where they do not fit in all phases, those with
         phases are tested again with these."""
-        if new is None and self._of_held is not None:
-            return self._of_held
         found = self._in_all_phases(new)
-        if not found.fits and found.limit != "share":
-            found = self._with_phases(new, found)
-        if new is None:
-            self._of_held = found
-        return found
+        if found.fits or found.limit == "share":
+            return found
+        return self._with_phases(new, found)
 
-    def _in_all_phases(self, new: Demand | None, *, names_blocker: bool = True) -> Verdict:
+    def _in_all_phases(self, new: Demand | None) -> Verdict:
+        # An admission asks for the streams that are there, and for the same new one, several times.
+        if new is None:
+            if self._of_held is None:
+                self._of_held = self._tested(None)
+            return self._of_held
+        if self._of_new is None or self._of_new[0] != new:
+            self._of_new = new, self._tested(new)
+        return self._of_new[1]
+
+    def _tested(self, new: Demand | None) -> Verdict:
         sums = self._sums_of_held if new is None else self._sums_of_held.plus(new)
         own_ppm = 0 if new is None else new.share_ppm
         share_ppm = sums.share_ppm
@@ -334,7 +341,7 @@ class SlotTest:
             int(held[tightest]),
             int(own[tightest]),
             int(blocking[tightest]),
-            self._blocker(int(times[tightest]), new) if names_blocker else "",
+            self._blocker(int(times[tightest]), new),
             slack_ns,
             max(0, int(room.min())),
             self.delay_ns,
@@ -403,17 +410,13 @@ class SlotTest:
         return self.shortage(new) is None
 
     def shortage(self, new: Demand | None = None) -> Verdict | None:
-        """The result where a new stream, or those that are there, do not fit, without the name of what blocks; None where they do.
+        """The result where a new stream, or those that are there, do not fit; None where they do.
 
         The limit is ``phases`` where these count: then no single time shows that other terms lack time as well.
         """
-        found = self._in_all_phases(new, names_blocker=new is None)
-        if found.fits:
-            if new is None:
-                self._of_held = found
-            return None
-        if found.limit == "share":
-            return found
+        found = self._in_all_phases(new)
+        if found.fits or found.limit == "share":
+            return None if found.fits else found
         by_phases = self._by_phases(self.held if new is None else (*self.held, new))
         if by_phases is None:
             return found
@@ -551,7 +554,8 @@ class _Sums(NamedTuple):
 
     def _counts(self, horizon_ns: int) -> _Times:
         _, periods, _, firsts = self.columns
-        return np.maximum(0, (horizon_ns - firsts) // periods + 1)
+        counts: _Times = np.maximum(0, (horizon_ns - firsts) // periods + 1)
+        return counts
 
 
 def _demand_at(times: _Times, demand: Demand | None) -> _Times:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -125,6 +125,11 @@ class LoopUser(Protocol):
     def loop_changed(self) -> None:
         """The last demands hold from now on."""
         ...
+
+
+_Lack = Sequence[tuple[SlotCost | None, Verdict]]
+"""Of each slot that lacks time, the result of its test, with the time of a frame of the new stream there; None in place of that
+where streams that are there would be late."""
 
 
 class _Member(NamedTuple):
@@ -288,14 +293,15 @@ class LoopLedger:
             try:
                 found = admit()
             except NotAdmitted as e:
-                if user.ledger.slot_that_fits(terms, costs) is not None:
+                lack = user.ledger.shortages(terms, costs)
+                if lack is None:
                     raise  # A quota is the reason.
                 user.ledger.count_beside((), 0)
                 if user.ledger.slot_that_fits(terms, costs) is None:
                     raise
                 self.refusals += 1
                 text = f"{e.reason}; of that {self._loop_text(cost)}, and without the event loop it would fit"
-                offers = self._offers(number, user.ledger, costs)
+                offers = self._offers(number, lack, user.ledger, costs)
                 raise NotAdmitted(f"{text}. {offers_text(offers)}.", reason=text, would_fit=offers) from e
         except BaseException:
             del self._held[number]
@@ -353,9 +359,9 @@ class LoopLedger:
 
     def _check_others(self, number: int, ledger: Ledger, costs: Mapping[int, SlotCost]) -> None:
         """Refuses a stream whose parts would have frames of other streams late."""
-        member = self._held[number]
-        where = "a served device" if self._exceeds_an_allowance() else ""
-        if not where:
+        member, where = self._held[number], "a served device"
+        lack: _Lack | None = None
+        if not self._exceeds_an_allowance():
             late = self._late()
             if late is None:
                 return
@@ -364,39 +370,43 @@ class LoopLedger:
             # The slot that the stream itself has no room on gives the better reason.
             if is_own and ledger.slot_that_fits(member.terms, costs) is None:
                 return
+            lack = [(None, late[1])]
         self.refusals += 1
         text = self._loop_text(member.cost)
-        offers = self._offers(number, ledger, costs)
+        offers = self._offers(number, lack, ledger, costs)
         reason = (
             f'stream "{member.terms.name}" on the event loop: streams on {where} would be late, since {text}'
         )
         raise NotAdmitted(f"{reason}. {offers_text(offers)}.", reason=reason, would_fit=offers)
 
-    def _offers(self, number: int, ledger: Ledger, costs: Mapping[int, SlotCost]) -> WouldFit:
-        """The longer deadline, or period, with which a stream would fit and no other one would be late. Changes what is counted
-        with; the caller restores that."""
+    def _offers(
+        self, number: int, lack: _Lack | None, ledger: Ledger, costs: Mapping[int, SlotCost]
+    ) -> WouldFit:
+        """The longer deadline, or period, with which a stream would fit and no other one would be late; ``lack`` is what prevents
+        that with its own terms. Changes what is counted with; the caller restores that."""
         member = self._held[number]
         terms = member.terms
-        if self._exceeds_an_allowance():
-            return WouldFit()  # No terms change that.
+        if lack is None:
+            return WouldFit()  # A served device bears no longer burst of the loop, whatever the terms.
 
         def offer(field: str, by_field: Callable[[SlotCost | None], Changing]) -> int | None:
-            def least(value_ns: int) -> int:
-                changed = msgspec.structs.replace(terms, **{field: value_ns})
-                self._held[number] = member._replace(terms=changed)
-                self._spread()
-                late = self._late()
-                if late is not None:
-                    return least_that_may_fit(value_ns, late[1], by_field(None))
-                short = ledger.shortages(changed, costs)
-                if short is None:
-                    return value_ns
-                return min(
-                    (least_that_may_fit(value_ns, found, by_field(cost)) for cost, found in short),
-                    default=DAY_NS + 1,
-                )
+            asked_ns: int = getattr(terms, field)
 
-            return least_that_fits(getattr(terms, field), least)
+            def least(value_ns: int) -> int:
+                found = lack if value_ns == asked_ns else lack_with(**{field: value_ns})
+                if found is None:
+                    return value_ns
+                bounds = [least_that_may_fit(value_ns, short, by_field(cost)) for cost, short in found]
+                return min(bounds, default=DAY_NS + 1)
+
+            return least_that_fits(asked_ns, least)
+
+        def lack_with(**field: int) -> _Lack | None:
+            changed = msgspec.structs.replace(terms, **field)
+            self._held[number] = member._replace(terms=changed)
+            self._spread()
+            late = self._late()
+            return ledger.shortages(changed, costs) if late is None else [(None, late[1])]
 
         rest = [held for other, held in self._held.items() if other != number]
         deadline_ns = offer("deadline_ns", lambda cost: _with_deadline(member, rest, cost))
