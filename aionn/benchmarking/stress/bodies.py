@@ -1,11 +1,13 @@
 """The bodies of the stress tests, each in a process of its own that ``task_command`` names.
 
 Owns the bodies, and the liveness check that runs beside each: a small model that must continue being computed, within
-``LIVENESS_S_MAX`` each time. A body's end is one JSON object on standard output; its parent process reports the rest.
+``LIVENESS_S_MAX`` each time. A body writes two lines to standard output: ``BEGUN`` when its set-up is over, and its end as a JSON
+object; its parent process reports the rest.
 
 Invariants:
-1. Every body ends soon after its time, whatever the device does.
-2. A device that breaks the connection is a CRASH, one that does not answer in time a HANG, any other error a FAILURE.
+1. Every body ends soon after its time, whatever the device does. Its set-up and compilations have limits of their own (``limits``).
+2. A device that breaks the connection is a CRASH, one that does not answer in time a HANG, any other error a FAILURE, and so is a
+   set-up or a compilation that takes longer than it may.
 
 Source: the crash tests of MLTS, the HAL's own stress suite.
 """
@@ -14,7 +16,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import statistics
 import sys
 import tempfile
@@ -26,8 +27,10 @@ import anyio
 import anyio.lowlevel
 import msgspec
 import numpy as np
+from anyio.abc import ByteReceiveStream
 
 from aionn.benchmarking.paths import draw_inputs
+from aionn.benchmarking.stress.limits import LIVENESS_S_MAX, SETUP_S_MAX, Limit
 from aionn.errors import DeadObject, Error, InvalidArgument
 from aionn.hal import Memory, MemoryKind, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder, Value
@@ -36,10 +39,20 @@ from aionn.platform.python_process import python_command, python_environment
 from aionn.runtime.compilation import Compilation
 from aionn.runtime.runtime import Runtime, open_runtime
 
-__all__ = ["BODIES", "Body", "Ended", "StressTask", "TestName", "run_task", "task_command"]
+__all__ = [
+    "BEGUN",
+    "BODIES",
+    "Body",
+    "Ended",
+    "StressTask",
+    "TestName",
+    "read_until_begun",
+    "run_task",
+    "task_command",
+]
 
-LIVENESS_S_MAX = 10.0
-"""Limit of the known model's execution. Less than what a test gets beyond its time, so that the body can report a hang itself."""
+BEGUN = b"begun"
+"""The line that a process of a task writes when its set-up is over."""
 
 PARALLEL = 8
 PROCESSES = 4
@@ -100,28 +113,54 @@ class Work:
         runtime: Has the device.
         model: The file's model.
         random: Seeded.
-        end_s: When to stop, by ``time.monotonic``.
+        limit: Until when the body may work.
+        scope: Of the body; cancelled when it is late.
+        has_begun: Set when the set-up is over.
         count: Executions or compilations so far.
         inputs: Random inputs of the model.
     """
 
-    def __init__(self, task: StressTask, runtime: Runtime) -> None:
+    def __init__(
+        self, task: StressTask, runtime: Runtime, limit: Limit, on_begun: Callable[[], None]
+    ) -> None:
         self.task = task
         self.runtime = runtime
+        self.limit = limit
+        self.scope = anyio.CancelScope(deadline=limit.deadline_s)
+        self.has_begun = anyio.Event()
+        self._on_begun = on_begun
         self.model = load_file(task.model, ImportOptions(task.dimensions, task.input_shapes)).model
         self.random = random.Random(task.seed)
-        self.end_s = time.monotonic() + task.seconds
         self.count = 0
         self.inputs = draw_inputs(self.model, np.random.default_rng(task.seed))
 
+    def begin(self) -> None:
+        """The set-up is over: the body's time begins."""
+        self.limit.begin(anyio.current_time())
+        self.scope.deadline = self.limit.deadline_s
+        self._on_begun()
+        self.has_begun.set()
+
+    @property
+    def has_time(self) -> bool:
+        """Whether there is time left."""
+        return anyio.current_time() < self.limit.end_s
+
     def goes_on(self) -> bool:
         """Whether there is time left, or nothing was done yet: a test that did nothing would show nothing."""
-        return time.monotonic() < self.end_s or self.count == 0
+        return self.has_time or self.count == 0
 
     async def compiled(self, model: Model | None = None) -> Compilation:
         """A compilation on the device alone."""
         chosen = self.model if model is None else model
-        return await self.runtime.compile(chosen, devices=self.task.device)
+        self.limit.compiling(anyio.current_time())
+        self.scope.deadline = self.limit.deadline_s
+        try:
+            return await self.runtime.compile(chosen, devices=self.task.device)
+        finally:
+            if not self.scope.cancel_called:  # Otherwise this compilation may be the one that was late.
+                self.limit.compiled(anyio.current_time())
+                self.scope.deadline = self.limit.deadline_s
 
     async def execute(self, net: Compilation) -> None:
         """One execution of the file's model."""
@@ -135,6 +174,7 @@ Body = Callable[[Work], Awaitable[None]]
 async def long_inference(work: Work) -> None:
     """One execution after the other through a burst."""
     async with await work.compiled() as net, net.burst() as burst:
+        work.begin()
         while work.goes_on():
             await burst.execute(work.inputs)
             work.count += 1
@@ -142,9 +182,15 @@ async def long_inference(work: Work) -> None:
 
 async def parallel_inference(work: Work) -> None:
     """Several compilations executed concurrently."""
+    compiled_count = 0
 
     async def one() -> None:
+        nonlocal compiled_count
         async with await work.compiled() as net:
+            compiled_count += 1
+            if compiled_count == PARALLEL:
+                work.begin()
+            await work.has_begun.wait()
             await work.execute(net)
             while work.goes_on():
                 await work.execute(net)
@@ -156,6 +202,7 @@ async def parallel_inference(work: Work) -> None:
 
 async def load_and_unload(work: Work) -> None:
     """Compiled, executed once and closed, again and again."""
+    work.begin()
     while work.goes_on():
         async with await work.compiled() as net:
             await work.execute(net)
@@ -165,22 +212,30 @@ async def killed_clients(work: Work) -> None:
     """Other processes do the same with drivers of their own; some are killed in the middle, the remaining ones must succeed."""
     seconds = work.task.seconds * 0.6
     survivors: list[Ended] = []
+    set_up_count = 0
 
     async def client(index: int, is_killed: bool) -> None:
+        nonlocal set_up_count
+        life_s = seconds * work.random.uniform(0.25, 0.5)
         task = msgspec.structs.replace(
             work.task, body="parallel_inference", seconds=seconds, seed=work.task.seed + index
         )
         async with await anyio.open_process(
             task_command(task), stderr=None, env=python_environment()
         ) as process:
-            if is_killed:
-                await anyio.sleep(seconds * work.random.uniform(0.25, 0.5))
-                os.kill(process.pid, signal.SIGKILL)
-                await process.wait()
-                work.count += 1
-                return
             assert process.stdout is not None
-            text = b"".join([chunk async for chunk in process.stdout])
+            has_begun, text = await read_until_begun(process.stdout)
+            set_up_count += 1
+            if set_up_count == PROCESSES:
+                work.begin()
+            if has_begun and is_killed:
+                await anyio.sleep(life_s)
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+                    work.count += 1
+                    return
+            text += b"".join([chunk async for chunk in process.stdout])
             await process.wait()
             survivors.append(_decoded(text))
 
@@ -189,8 +244,22 @@ async def killed_clients(work: Work) -> None:
             tasks.start_soon(client, index, index % 2 == 0)
     for ended in survivors:
         if ended.result != "SUCCESS":
-            raise Finding(f"a client that was left alone: {ended.result} {ended.message}")
+            raise Finding(f"a client that was not killed: {ended.result} {ended.message}")
         work.count += ended.count
+
+
+async def read_until_begun(output: ByteReceiveStream) -> tuple[bool, bytes]:
+    """Reads the standard output of a task's process until its set-up is over, or until its end.
+
+    Returns:
+        Whether the set-up is over, and all that was read.
+    """
+    text = b""
+    async for chunk in output:
+        text += chunk
+        if BEGUN in text.splitlines():
+            return True, text
+    return False, text
 
 
 def _decoded(text: bytes) -> Ended:
@@ -202,6 +271,7 @@ def _decoded(text: bytes) -> Ended:
 
 async def random_models(work: Work) -> None:
     """Graphs of random operations and shapes; one that the device does not support counts as nothing."""
+    work.begin()
     while work.goes_on():
         model = random_model(work.random)
         try:
@@ -209,7 +279,7 @@ async def random_models(work: Work) -> None:
         except InvalidArgument as e:
             if "no device supports" not in str(e):
                 raise
-            if time.monotonic() >= work.end_s:
+            if not work.has_time:
                 return  # A device that takes none of them has nothing to fail at.
             await anyio.lowlevel.checkpoint()
             continue
@@ -253,6 +323,7 @@ async def mapped_models(work: Work) -> None:
         file.flush()
         if len(sizes) != 1:
             raise InvalidArgument("stress: expected a model with one pool of constants")
+        work.begin()
         while work.goes_on():
             pool = Memory.from_fd(file.fileno(), kind=MemoryKind.MMAP_FD, writable=False)
             model = msgspec.structs.replace(work.model, pools=(pool,))
@@ -277,6 +348,7 @@ async def slowdown(work: Work) -> None:
                 await (await work.compiled()).aclose()
                 await anyio.sleep(COMPILING_PAUSE_S)
 
+        work.begin()
         await work.execute(net)
         part_s = work.task.seconds / (2 * SLOWDOWN_ROUNDS)
         lost = []
@@ -320,33 +392,47 @@ BODIES: Mapping[str, Body] = {
 """All tests by name, in the order in which they are made."""
 
 
-async def _stay_alive(work: Work) -> None:
-    """Computes a known model over and over; ends when it is cancelled."""
+def _known_model() -> Model:
     graph = GraphBuilder()
     a = graph.input(OperandType.TENSOR_FLOAT32, (4,))
-    model = graph.build([graph.result(OperationType.ADD, [a, a, graph.constant(0)], a)])
+    return graph.build([graph.result(OperationType.ADD, [a, a, graph.constant(0)], a)])
+
+
+async def _stay_alive(known: Compilation) -> None:
+    """Computes a known model over and over; ends when it is cancelled."""
     value = np.array([1, 2, 3, 4], dtype=np.float32)
-    with anyio.fail_after(LIVENESS_S_MAX):
-        net = await work.compiled(model)
     while True:
         with anyio.fail_after(LIVENESS_S_MAX):
-            result = await net.execute([value])
+            result = await known.execute([value])
         if result.outputs[0].tolist() != [2, 4, 6, 8]:
             raise Finding(f"liveness: expected [2, 4, 6, 8], got {result.outputs[0].tolist()}")
         await anyio.sleep(0.05)
 
 
-async def run_task(task: StressTask) -> Ended:
-    """Runs a body beside the liveness check, and returns its end."""
+async def run_task(task: StressTask, on_begun: Callable[[], None] = lambda: None) -> Ended:
+    """Runs a body beside the liveness check, and returns its end.
+
+    Args:
+        task: What to do.
+        on_begun: Called when the set-up is over.
+    """
     work: Work | None = None
+    limit = Limit(anyio.current_time(), task.seconds)
     try:
         async with open_runtime(drivers=[task.device]) as runtime:
-            work = Work(task, runtime)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_stay_alive, work)
-                with anyio.fail_after(task.seconds + LIVENESS_S_MAX):
+            work = Work(task, runtime, limit, on_begun)
+            with work.scope:
+                known = await work.compiled(_known_model())
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_stay_alive, known)
                     await BODIES[task.body](work)
-                tasks.cancel_scope.cancel()
+                    tasks.cancel_scope.cancel()
+            if work.scope.cancelled_caught:
+                if limit.is_set_up_late(anyio.current_time()):
+                    raise Finding(
+                        f"set-up took longer than {SETUP_S_MAX:g} s; other work of the machine counts too"
+                    )
+                raise TimeoutError
     except (Exception, BaseExceptionGroup) as e:
         return _ending(e, 0 if work is None else work.count)
     return Ended("SUCCESS", count=work.count)
@@ -379,5 +465,10 @@ def task_command(task: StressTask) -> list[str]:
 
 def main(arguments: Sequence[str]) -> None:
     """The process's entry point; the only argument is its task."""
-    ended = anyio.run(run_task, msgspec.json.decode(arguments[0], type=StressTask))
-    os.write(sys.stdout.fileno(), msgspec.json.encode(ended) + b"\n")
+    output = sys.stdout.fileno()
+
+    def write(line: bytes) -> None:
+        os.write(output, line + b"\n")
+
+    task = msgspec.json.decode(arguments[0], type=StressTask)
+    write(msgspec.json.encode(anyio.run(run_task, task, lambda: write(BEGUN))))

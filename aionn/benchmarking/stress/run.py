@@ -1,7 +1,8 @@
 """The stress tests of a device: each body in a process of its own, watched from here.
 
-Owns the verdicts: the report of a body counts; one that dies is a CRASH, one that does not report in time is a HANG and is killed
-with all processes that it started. The next test begins whatever became of the one before.
+Owns the verdicts: the report of a body counts; one that dies is a CRASH, one that does not report in time is a HANG, or a FAILURE
+where its set-up is not over, and is killed with all processes that it started. The next test begins whatever became of the one
+before.
 
 Source: the crash tests of MLTS, whose coordinator waits for a result, the process's death or a time-out, whichever comes first.
 """
@@ -19,7 +20,8 @@ import anyio
 import msgspec
 from anyio.abc import Process
 
-from aionn.benchmarking.stress.bodies import BODIES, Ended, StressTask, task_command
+from aionn.benchmarking.stress.bodies import BODIES, Ended, StressTask, read_until_begun, task_command
+from aionn.benchmarking.stress.limits import LIVENESS_S_MAX, SETUP_S_MAX
 from aionn.errors import InvalidArgument
 from aionn.models.importing import NO_OPTIONS, ImportOptions, load_file
 from aionn.platform.loops import finish
@@ -27,8 +29,11 @@ from aionn.platform.python_process import python_environment
 
 __all__ = ["GRACE_S", "TEST_S_MAX", "StressResult", "stress"]
 
-GRACE_S = 20.0
-"""Time that a test may take beyond its limit before it counts as hanging; MLTS's number."""
+START_S_MAX = SETUP_S_MAX + 20.0
+"""Limit of the start of a test's process and its set-up. Its body reports a set-up that takes too long before that."""
+
+GRACE_S = SETUP_S_MAX + LIVENESS_S_MAX + 20.0
+"""Time that a test may take beyond its limit before it counts as hanging: the last limit of its body, and MLTS's number."""
 
 TEST_S_MAX = 86400.0
 """Longest time that a test works, a day."""
@@ -72,7 +77,7 @@ async def stress(
         tests: Names from ``BODIES``.
         seconds: Duration of each test.
         seed: Seed of everything that is random.
-        grace_s: Time that a test may take beyond that.
+        grace_s: Time that a test may take beyond that, its set-up not counted.
         progress: Called with each test before it begins, and its number.
         imports: Open extents and shapes of an .onnx file.
         done: Called with each result immediately, so that a caller that is cancelled has those before.
@@ -105,7 +110,7 @@ async def stress(
 
 
 async def _watched(task: StressTask, limit_s: float) -> Ended:
-    """Runs a test's process until it ends or its time is up."""
+    """Runs a test's process until it ends or its time, which begins when its set-up is over, is up."""
     text = b""
     started: list[Process] = []
 
@@ -124,6 +129,10 @@ async def _watched(task: StressTask, limit_s: float) -> Ended:
         await finish(start())
         (process,) = started
         assert process.stdout is not None
+        with anyio.move_on_after(START_S_MAX) as starting:
+            _, text = await read_until_begun(process.stdout)
+        if starting.cancelled_caught:
+            return Ended("FAILURE", f"its start and set-up took longer than {START_S_MAX:g} s")
         with anyio.move_on_after(limit_s) as scope:
             async for chunk in process.stdout:
                 text += chunk

@@ -73,8 +73,9 @@ SHORT_LIFE_SHARE = 0.1
 STOP_SHARE = 0.5
 """Stops for each kill."""
 
-SETTLE_S_MAX = 2.0
-"""Limit of the time until the runtime's resources are freed when it is closed."""
+SETTLE_S_MAX = 20.0
+"""Limit of the time until the runtime's resources are freed when it is closed. It takes milliseconds, and more on a machine with
+much other work."""
 
 REVIVALS_MAX = 3
 """Number of calls of a device until it answers: a call on a process that was just killed fails, the next one starts another."""

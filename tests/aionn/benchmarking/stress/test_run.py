@@ -120,16 +120,6 @@ async def test_process_that_says_nothing_is_a_crash(model: Path, monkeypatch: py
     assert "code 7" in result.message
 
 
-async def test_body_tells_of_a_hang_itself(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def for_ever(work: object) -> None:
-        await stress_bodies.anyio.sleep(3600)
-
-    monkeypatch.setattr(stress_bodies, "LIVENESS_S_MAX", 0.3)
-    monkeypatch.setattr(stress_bodies, "BODIES", {"for_ever": for_ever})
-    ended = await run_task(StressTask("for_ever", "reference", str(model), 0.1, 1))
-    assert ended.result == "HANG"
-
-
 async def test_slow_rate_is_told_as_a_measurement(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stress_bodies, "SLOWDOWN_MAX", -10.0)  # Nothing is that much quicker.
     ended = await run_task(StressTask("slowdown", "reference", str(model), 0.1, 1))
