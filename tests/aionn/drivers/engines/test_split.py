@@ -86,5 +86,6 @@ async def test_share_of_what_an_engine_refuses_passes_on_two_devices(
 @pytest.mark.long
 async def test_all_that_an_engine_refuses_passes_on_two_devices(engine: Any, shared: Path) -> None:
     tally = await run(engine, all_tests(shared / "cts"))
+    print(f"{tally.tests} tests, {tally.divided} of them divided")
     assert tally.tests > 800
     assert tally.divided > 10
