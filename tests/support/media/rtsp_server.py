@@ -46,13 +46,15 @@ class SenderReport(msgspec.Struct, frozen=True):
 Play = Callable[[asyncio.StreamWriter, int], AsyncIterator[bytes | Picture | SenderReport]]
 
 
-@functools.cache
-def mpeg_picture(level: int, width: int = 64, height: int = 48) -> bytes:
-    """A picture of one grey level, complete in itself."""
+@functools.lru_cache(maxsize=256)
+def mpeg_picture(level: int, width: int = 64, height: int = 48, *further: int) -> bytes:
+    """A picture of one grey level, or of stripes of the same width if there are further ones, complete in itself."""
     encoder = av.CodecContext.create("mpeg1video", "w")
     encoder.width, encoder.height, encoder.pix_fmt = width, height, "yuv420p"
     encoder.framerate, encoder.time_base, encoder.gop_size = Fraction(25), Fraction(1, 25), 1
-    picture = av.VideoFrame.from_ndarray(np.full((height, width, 3), level, np.uint8), format="rgb24")
+    row = np.repeat(np.array([level, *further], np.uint8), width // (1 + len(further)))
+    pixels = np.ascontiguousarray(np.broadcast_to(row[:, None], (height, width, 3)))
+    picture = av.VideoFrame.from_ndarray(pixels, format="rgb24")
     packets = encoder.encode(picture.reformat(format="yuv420p")) + encoder.encode(None)
     return bytes(packets[0])
 
