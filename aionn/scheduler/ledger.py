@@ -238,7 +238,7 @@ class Ledger:
     def shortages(
         self, terms: StreamTerms, costs: Mapping[int, SlotCost]
     ) -> list[tuple[SlotCost, Verdict]] | None:
-        """Of each slot on which a stream does not fit, the cost of a frame and the result as of ``SlotTest.shortage``; without
+        """Of each slot on which a stream does not fit, the cost of a frame and the result of ``SlotTest.shortage``; without
         slots whose devices are gone. None where ``slot_that_fits`` has a slot.
 
         Args:
@@ -426,7 +426,7 @@ class Ledger:
         )
 
     def late(self) -> tuple[str, Verdict] | None:
-        """The name of the first slot whose streams do not fit with what counts beside them, and the result as of
+        """The name of the first slot whose streams do not fit with what counts beside them, and the result of
         ``SlotTest.shortage``; None without one."""
         for slot, held in enumerate(self._held):
             short = self._test(slot).shortage() if held else None

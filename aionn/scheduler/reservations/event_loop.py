@@ -165,7 +165,7 @@ def _part(period_ns: int, first_ns: int, sum_ns: int) -> Demand:
 
 
 def _with_deadline(new: _Member, rest: Iterable[_Member], cost: SlotCost | None) -> Changing:
-    """What another deadline of a stream changes on a slot: the frames of its own there, and with the shortest time from an arrival
+    """The demand on a slot that depends on the deadline of a stream: the frames of its own there, and with the shortest time from an arrival
     to a deadline the parts of all.
 
     Args:
@@ -189,7 +189,7 @@ def _with_deadline(new: _Member, rest: Iterable[_Member], cost: SlotCost | None)
 
 
 def _with_period(new: _Member, rest: Iterable[_Member], cost: SlotCost | None) -> Changing:
-    """What another period of a stream changes on a slot: its own frames there, and its parts. See ``_with_deadline``."""
+    """The demand on a slot that depends on the period of a stream: its own frames there, and its parts. See ``_with_deadline``."""
     terms, part_ns = new.terms, new.cost.total_ns
     own_first_ns = terms.deadline_ns - terms.width_ns
     first_ns = min((m.terms.deadline_ns - m.terms.width_ns for m in rest if m.cost.total_ns), default=DAY_NS)
@@ -382,8 +382,8 @@ class LoopLedger:
     def _offers(
         self, number: int, lack: _Lack | None, ledger: Ledger, costs: Mapping[int, SlotCost]
     ) -> WouldFit:
-        """The longer deadline, or period, with which a stream would fit and no other one would be late; ``lack`` is what prevents
-        that with its own terms. Changes what is counted with; the caller restores that."""
+        """The longer deadline, or period, with which a stream would fit and no other one would be late; ``lack`` has the tests
+        that fail with its own terms. Changes what is counted with; the caller restores that."""
         member = self._held[number]
         terms = member.terms
         if lack is None:
@@ -421,7 +421,7 @@ class LoopLedger:
         return any(m.allowance_ns is not None and m.allowance_ns < burst_ns for m in self._held.values())
 
     def _late(self) -> tuple[str, Verdict] | None:
-        """A slot whose streams do not fit beside the parts, as of ``Ledger.late``."""
+        """A slot whose streams do not fit beside the parts: see ``Ledger.late``."""
         return next((late for user in self._users if (late := user.ledger.late()) is not None), None)
 
     def change(self, number: int, terms: StreamTerms) -> None:

@@ -155,7 +155,7 @@ def _least_within(
 
 
 class Changing(NamedTuple):
-    """What another deadline, or another period, of a stream changes on a slot.
+    """The demand on a slot that depends on the deadline, or on the period, of a stream.
 
     Attributes:
         demand_at: By a time and the changed value: the demand up to that time that depends on the value. It falls as the value
@@ -176,8 +176,8 @@ def least_that_may_fit(value_ns: int, short: Verdict, changing: Changing) -> int
 
     Args:
         value_ns: A value that does not fit.
-        short: The result of the test with it, as of ``SlotTest.shortage``.
-        changing: What depends on the value.
+        short: The result of the test with it by ``SlotTest.shortage``.
+        changing: The demand that depends on the value.
 
     Returns:
         More than ``value_ns``; more than ``most_ns`` where no value fits.
