@@ -165,8 +165,8 @@ def _part(period_ns: int, first_ns: int, sum_ns: int) -> Demand:
 
 
 def _with_deadline(new: _Member, rest: Iterable[_Member], cost: SlotCost | None) -> Changing:
-    """The demand on a slot that depends on the deadline of a stream: the frames of its own there, and with the shortest time from an arrival
-    to a deadline the parts of all.
+    """The demand on a slot that depends on the deadline of a stream: the frames of its own there, and with the shortest time from
+    an arrival to a deadline the parts of all.
 
     Args:
         new: The stream.
