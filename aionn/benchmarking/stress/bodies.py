@@ -413,7 +413,7 @@ async def run_task(task: StressTask, on_begun: Callable[[], None] = lambda: None
     """Runs a body beside the liveness check, and returns its end.
 
     Args:
-        task: What to do.
+        task: Its body, its time and its model.
         on_begun: Called when the set-up is over.
     """
     work: Work | None = None
