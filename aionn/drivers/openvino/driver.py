@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from aionn.drivers.kit.caching import KeptFile
-from aionn.drivers.kit.engines.device import measured_capabilities
+from aionn.drivers.kit.engines.device import LoweredModel, measured_capabilities
 from aionn.drivers.kit.engines.installed import check_version, version_of
 from aionn.drivers.kit.engines.support import Unsupported, part_of, single_operation_model
-from aionn.drivers.kit.onnx.device import OnnxDevice
+from aionn.drivers.kit.onnx.device import OnnxDevice, OnnxPreparedModel
 from aionn.drivers.kit.onnx.lowered import OPSET, Dialect, Lowered
 from aionn.drivers.openvino.expectations import EXPECTED_DIFFERENCES, EXPECTED_FAILURES, UNSUPPORTED
 from aionn.drivers.openvino.gaps import gap_of
@@ -39,6 +39,7 @@ from aionn.hal import (
     Model,
     Priority,
 )
+from aionn.hal.operand import is_extension_operand_type, operand_type_name
 from aionn.models.onnx.extension import EXTENSION
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ figure of their own take the larger one, and energy follows time. GPUs and NPUs 
 INFO = DeviceInfo(
     name=CPU,
     type=DeviceType.CPU,
-    version="8",
+    version="9",
     feature_level=FeatureLevel.LEVEL_7,
     capabilities=measured_capabilities(FLOAT_TIME, SIGNED_TIME),
     cache_files=CacheFileCounts(1, 1),
@@ -213,6 +214,16 @@ class OpenvinoDevice(OnnxDevice):
         supported = {index for position, index in enumerate(indexes) if position not in rejected}
         return [i in supported for i in range(count)]
 
+    def make(
+        self, model: Model, lowered: LoweredModel, priority: Priority, deadline_ns: int | None
+    ) -> OnnxPreparedModel:
+        """See the base class. A model with quantised values is computed in float32 where the device has it: with float16 a quotient
+        by a scale may become another integer.
+        """
+        if _has_quantised_values(model) and not terms_of(self.description).needs_relaxed:
+            model = msgspec.structs.replace(model, relax_computation_float32_to_float16=False)
+        return super().make(model, lowered, priority, deadline_ns)
+
     def _is_lowered(self, part: Model) -> bool:
         try:
             self.lower(part)
@@ -263,6 +274,14 @@ class OpenvinoDevice(OnnxDevice):
         return engine.loaded_model(
             file.take(), form, self.description, self._properties(is_relaxed, priority)
         )
+
+
+def _has_quantised_values(model: Model) -> bool:
+    """Whether a value is quantised, or of an extension's type, which may have 8 bits. Engines get only main subgraphs."""
+    return any(
+        is_extension_operand_type(operand.type) or operand_type_name(operand.type).startswith("TENSOR_QUANT")
+        for operand in model.main.operands
+    )
 
 
 def factory_for(driver: str) -> Callable[[str], OpenvinoDevice]:

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from aionn.conformance.requests import request_for
 from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.openvino import driver
 from aionn.drivers.openvino.driver import OpenvinoDevice
 from aionn.hal import Model, OperandType, OperationType, Priority
 from aionn.models.builder import GraphBuilder
@@ -50,6 +52,35 @@ async def test_products_do_not_overflow_in_parts(
     wanted, got = (found.view(dtype) for found in await computed(product(factors, kind, axes), [factors]))
     assert np.isfinite(wanted).all()
     np.testing.assert_allclose(got, wanted, rtol=2e-3)
+
+
+async def test_relaxed_model_with_quantised_values_is_computed_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # With float16 a tenth of the numbers that nothing is added to would be another one, on processors that have it.
+    chosen: list[str] = []
+    properties_for = driver.properties_for
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        chosen.append(named["is_relaxed"])
+        return properties_for(*arguments, **named)
+
+    monkeypatch.setattr(driver, "properties_for", noted)
+    numbers = np.arange(256, dtype=np.uint8)
+    for kind in (OperandType.TENSOR_QUANT8_ASYMM, FLOAT):
+        graph = GraphBuilder()
+        scale = 0.00408 if kind != FLOAT else 0.0
+        zero_point = 100 if kind != FLOAT else 0
+        x = graph.input(kind, (256,), scale=scale, zero_point=zero_point)
+        zero = np.array([zero_point], numbers.dtype if kind != FLOAT else np.float32)
+        y = graph.constant(zero, kind, scale=scale, zero_point=zero_point)
+        model = graph.build([graph.result(OperationType.ADD, [x, y, graph.constant(0)], x)])
+        relaxed = msgspec.structs.replace(model, relax_computation_float32_to_float16=True)
+        value = numbers.astype(zero.dtype)
+        wanted, got = await computed(relaxed, [value])
+        np.testing.assert_array_equal(wanted.view(zero.dtype), value)
+        np.testing.assert_array_equal(got.view(zero.dtype), value)
+        assert chosen[-1] == (kind == FLOAT)
 
 
 def test_products_of_many_factors_are_left_to_others() -> None:
