@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,6 +23,7 @@ from aionn.oip import grpc_messages as messages
 from aionn.oip.door import Door, Place
 from aionn.oip.models import message_bytes_max
 from aionn.oip.refusals import WHY, Refusal, refusal_of
+from aionn.oip.unread import AnsweredCall, UnreadCalls
 
 __all__ = ["SERVICE", "GrpcServer"]
 
@@ -75,7 +76,7 @@ FLUSH_S_MAX: Final = 0.5
 """Time in which answers are still sent after the last one was given, and open streams are ended in order."""
 
 
-class _Context(Protocol):
+class _Context(AnsweredCall, Protocol):
     """The members of ``grpc.aio.ServicerContext`` that are used."""
 
     async def abort(
@@ -88,6 +89,8 @@ class _Context(Protocol):
 
     def time_remaining(self) -> float | None: ...
 
+
+_Answer = TypeVar("_Answer")
 
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -124,6 +127,7 @@ class GrpcServer:
         self._address = address
         self._server: grpc.aio.Server | None = None
         self._streams = 0
+        self._unread = UnreadCalls()
 
     async def start(self) -> int:
         """Serves from now on; returns the port.
@@ -144,8 +148,10 @@ class GrpcServer:
             "ModelConfig": self._model_config,
             "ModelInfer": self._infer,
         }
-        handlers = {name: grpc.unary_unary_rpc_method_handler(call) for name, call in unary.items()}
-        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._with_limit(call)) for name, call in unary.items()
+        }
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._with_limit(self._stream))
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
             port: int = server.add_insecure_port(self._address)
@@ -163,6 +169,18 @@ class GrpcServer:
         server, self._server = self._server, None
         if server is not None:
             await server.stop(FLUSH_S_MAX)
+
+    def _with_limit(
+        self, call: Callable[[Any, _Context], Awaitable[_Answer]]
+    ) -> Callable[[Any, _Context], Awaitable[_Answer]]:
+        """A handler whose client has a limit of the time in which it reads the answer, or the end of a stream."""
+
+        async def limited(asked: Any, context: _Context) -> _Answer:
+            answer = await call(asked, context)
+            self._unread.limit(context)
+            return answer
+
+        return limited
 
     # --- Questions ---
 
@@ -191,7 +209,12 @@ class GrpcServer:
         try:
             return ask()
         except Exception as e:
-            await _abort(context, e)
+            await self._abort(context, e)
+
+    async def _abort(self, context: _Context, error: Exception) -> None:
+        refusal = _refusal(error)
+        self._unread.limit(context)  # An abort, too, waits for the client.
+        await context.abort(_CODES[refusal.code], refusal.text, ((WHY, refusal.why),))
 
     # --- Inference ---
 
@@ -202,12 +225,12 @@ class GrpcServer:
                 answer = await self._door.infer(messages.request_of(message), arrived_ns, remaining_ns)
                 return messages.answer_message(answer)
         except Exception as e:
-            await _abort(context, e)
+            await self._abort(context, e)
             raise  # ``abort`` raises.
 
     async def _stream(self, requests: Any, context: _Context) -> None:
         if self._streams >= STREAMS_MAX:
-            await _abort(
+            await self._abort(
                 context,
                 aionn.ResourceExhausted(f"server: {STREAMS_MAX} streams are open, no more are accepted"),
             )
@@ -217,6 +240,7 @@ class GrpcServer:
         finally:
             self._streams -= 1
         if why is not None:
+            self._unread.limit(context)
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
 
 
@@ -306,8 +330,3 @@ def _refusal(error: Exception) -> Refusal:
     if not isinstance(error, aionn.Error):
         _logger.error("oip: a request failed", exc_info=error)
     return refusal_of(error)
-
-
-async def _abort(context: _Context, error: Exception) -> None:
-    refusal = _refusal(error)
-    await context.abort(_CODES[refusal.code], refusal.text, ((WHY, refusal.why),))

@@ -29,6 +29,7 @@ from aionn.oip.grpc_server import GrpcServer
 from aionn.oip.models import ServedModel, served
 from aionn.oip.rest_server import RestServer
 from aionn.oip.settings import CUT_OFF, DoorSettings, Started
+from aionn.oip.unread import is_worth_logging
 
 __all__ = ["main", "serving"]
 
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(format="aionn %(name)s: %(message)s")
+    logging.getLogger("grpc._cython.cygrpc").addFilter(is_worth_logging)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     settings = msgspec.json.decode(arguments[0], type=DoorSettings)

@@ -24,7 +24,7 @@ import grpc.aio
 import numpy as np
 
 import aionn
-from aionn.oip import grpc_messages, grpc_server
+from aionn.oip import grpc_messages, grpc_server, unread
 from aionn.oip import protobuf as pb
 from aionn.oip.door import Door
 from aionn.oip.grpc_server import SERVICE, GrpcServer
@@ -392,6 +392,74 @@ async def claim_stream_that_is_not_read_is_ended_and_its_places_are_free() -> No
         await server.stop()
     finally:
         grpc_server.STREAM_UNREAD_S_MAX = before  # type: ignore[misc]
+
+
+def _frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+    """A frame of HTTP/2 (RFC 9113, 4.1)."""
+    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+
+
+def _header(name: str, value: str) -> bytes:
+    """A literal header without indexing (RFC 7541, 6.2.2)."""
+    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
+
+def _calls_without_a_window(method: str, count: int) -> bytes:
+    """A connection that announces an initial window of 0 bytes, and unary calls with empty requests on it."""
+    headers = b"".join(
+        _header(name, value)
+        for name, value in {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": f"/{SERVICE}/{method}",
+            ":authority": "localhost",
+            "te": "trailers",
+            "content-type": "application/grpc",
+        }.items()
+    )
+    pieces = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", _frame(4, 0, 0, bytes([0, 4, 0, 0, 0, 0]))]
+    for stream in range(1, 2 * count, 2):
+        pieces += [_frame(1, 4, stream, headers), _frame(0, 1, stream, bytes(5))]
+    return b"".join(pieces)
+
+
+async def claim_connection_whose_answers_are_not_read_is_closed_and_its_calls_are_free() -> None:
+    unread.UNREAD_S_MAX, before = 0.2, unread.UNREAD_S_MAX  # type: ignore[misc]
+    most = grpc_server.CALLS_MAX
+    grpc_server.CALLS_MAX = 4  # type: ignore[misc]
+    try:
+        async with serving() as client:
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+            writer.write(_calls_without_a_window("ServerMetadata", 4))
+            while await reader.read(
+                1 << 16
+            ):  # Until the server has closed it; the acknowledgement of settings is not required.
+                pass
+            writer.close()
+            assert await client.call("ServerMetadata")
+    finally:
+        unread.UNREAD_S_MAX, grpc_server.CALLS_MAX = before, most  # type: ignore[misc]
+
+
+async def claim_connection_whose_answers_are_read_stays_open() -> None:
+    unread.UNREAD_S_MAX, before = 0.1, unread.UNREAD_S_MAX  # type: ignore[misc]
+    closed: list[str] = []
+    shut_down = unread.shut_down
+    unread.shut_down = lambda peer: closed.append(peer) or 0
+    try:
+        async with serving() as client:
+            stream = client.stream()
+            for _ in range(3):
+                assert await client.call("ServerMetadata")
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await client.call("ModelMetadata", bytes([10, 1, 120]))
+                await stream.write(infer_message())
+                assert streamed(await stream.read())[2] == [2, 4, 6, 8]
+            await anyio.sleep(3 * unread.UNREAD_S_MAX)
+            stream.cancel()
+            assert closed == []
+    finally:
+        unread.UNREAD_S_MAX, unread.shut_down = before, shut_down  # type: ignore[misc]
 
 
 async def claim_stream_gets_an_error_while_the_door_drains() -> None:
