@@ -55,7 +55,7 @@ class UnreadCalls:
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:
-    """A filter for gRPC's log: an answer that could not be sent, since its connection is closed, is no error of the server."""
+    """A filter of gRPC's log: it drops answers that were not sent, since their connection is closed."""
     return not record.exc_info or getattr(record.exc_info[0], "__name__", "") != "ExecuteBatchError"
 
 

@@ -90,22 +90,23 @@ def without_jitter(monkeypatch):
 
 def with_floor_for_ceiling(monkeypatch):
     def busy_ns(self, sums):
-        busy = sum(row[0] for row in sums.rows)
+        durations, periods, _, firsts = sums.columns
+        busy = int(durations.sum())
         for _ in range(50):
-            busy = sum(duration * (busy // period) for duration, period, _, _ in sums.rows)
-        return busy + min((row[3] for row in sums.rows), default=0)
+            busy = int((durations * (busy // periods)).sum())
+        return busy + (int(firsts.min()) if firsts.size else 0)
 
     monkeypatch.setattr(SlotTest, "_busy_ns", busy_ns)
 
 
 def without_the_frame_that_ends_at_the_time(monkeypatch):
-    original = admission_module._listed
+    original = admission_module._Sums.listed
 
-    def listed(demands, horizon_ns):
-        times, sums = original(demands, horizon_ns)
+    def listed(self, horizon_ns):
+        times, sums = original(self, horizon_ns)
         return times, sums - admission_module.np.diff(sums, prepend=0)
 
-    monkeypatch.setattr(admission_module, "_listed", listed)
+    monkeypatch.setattr(admission_module._Sums, "listed", listed)
 
 
 @pytest.mark.parametrize(

@@ -146,18 +146,23 @@ def served() -> Iterator[Served]:
 
 def test_forked_child_has_no_copy_of_the_listener(served: Served) -> None:
     reading, writing = os.pipe()
+    begun, beginning = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writing)
+        os.write(beginning, b"x")
         os.read(reading, 1)  # Lives until the end of this test.
         os._exit(0)
     try:
+        assert (
+            os.read(begun, 1) == b"x"
+        )  # It closes its copy when it runs, which this process need not wait for.
         served.server.close()
         with pytest.raises(ConnectionRefusedError):
             served.connect()
     finally:
-        os.close(writing)
-        os.close(reading)
+        for fd in (writing, reading, begun, beginning):
+            os.close(fd)
         os.waitpid(child, 0)
 
 

@@ -29,6 +29,7 @@ from aionn.oip import protobuf as pb
 from aionn.oip.door import Door
 from aionn.oip.grpc_server import SERVICE, GrpcServer
 from tests.aionn.oip.conftest import HeldNet, served_model
+from tests.aionn.oip.windowless import calls_without_a_window
 
 CLAIM_S_MAX = 30.0
 """A claim that takes longer has failed."""
@@ -394,35 +395,6 @@ async def claim_stream_that_is_not_read_is_ended_and_its_places_are_free() -> No
         grpc_server.STREAM_UNREAD_S_MAX = before  # type: ignore[misc]
 
 
-def _frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
-    """A frame of HTTP/2 (RFC 9113, 4.1)."""
-    return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
-
-
-def _header(name: str, value: str) -> bytes:
-    """A literal header without indexing (RFC 7541, 6.2.2)."""
-    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-
-
-def _calls_without_a_window(method: str, count: int) -> bytes:
-    """A connection that announces an initial window of 0 bytes, and unary calls with empty requests on it."""
-    headers = b"".join(
-        _header(name, value)
-        for name, value in {
-            ":method": "POST",
-            ":scheme": "http",
-            ":path": f"/{SERVICE}/{method}",
-            ":authority": "localhost",
-            "te": "trailers",
-            "content-type": "application/grpc",
-        }.items()
-    )
-    pieces = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", _frame(4, 0, 0, bytes([0, 4, 0, 0, 0, 0]))]
-    for stream in range(1, 2 * count, 2):
-        pieces += [_frame(1, 4, stream, headers), _frame(0, 1, stream, bytes(5))]
-    return b"".join(pieces)
-
-
 async def claim_connection_whose_answers_are_not_read_is_closed_and_its_calls_are_free() -> None:
     unread.UNREAD_S_MAX, before = 0.2, unread.UNREAD_S_MAX  # type: ignore[misc]
     most = grpc_server.CALLS_MAX
@@ -430,7 +402,7 @@ async def claim_connection_whose_answers_are_not_read_is_closed_and_its_calls_ar
     try:
         async with serving() as client:
             reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-            writer.write(_calls_without_a_window("ServerMetadata", 4))
+            writer.write(calls_without_a_window("ServerMetadata", 4))
             while await reader.read(
                 1 << 16
             ):  # Until the server has closed it; the acknowledgement of settings is not required.

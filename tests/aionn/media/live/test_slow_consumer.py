@@ -1,6 +1,7 @@
 """Half an hour at twice the rate that the consumer can take, in virtual time: the age of what it gets does not grow."""
 
 import os
+import threading
 from collections import deque
 
 import anyio
@@ -23,16 +24,18 @@ class Device:
 
     def __init__(self, virtual):
         self.virtual = virtual
+        self.lock = threading.Lock()
         self.fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.filled = deque()
         self.held = self.sequence = 0
 
     def fill(self):
-        # A closed descriptor's number soon belongs to another object, so a closed camera writes to none.
-        if self.fd >= 0 and len(self.filled) + self.held < self.depth:
-            self.filled.append((self.virtual.now_ns, self.sequence))
-            os.eventfd_write(self.fd, 1)
-        self.sequence += 1
+        # Another thread closes it, and a closed descriptor's number soon belongs to another object.
+        with self.lock:
+            if self.fd >= 0 and len(self.filled) + self.held < self.depth:
+                self.filled.append((self.virtual.now_ns, self.sequence))
+                os.eventfd_write(self.fd, 1)
+            self.sequence += 1
 
     def fileno(self):
         return self.fd
@@ -52,8 +55,9 @@ class Device:
         return Frame(None, grab.captured.at_ns, grab.index, grab.time_s)
 
     def close(self):
-        os.close(self.fd)
-        self.fd = -1
+        with self.lock:
+            os.close(self.fd)
+            self.fd = -1
 
 
 class Opener:
