@@ -220,12 +220,21 @@ class NotAdmitted(ResourceExhausted):
     Attributes:
         reason: Where the demand exceeds the time, in a sentence.
         would_fit: The changes that would make it fit.
+        is_by_event_loop: Whether the device has time, and the event loop of this application has too little.
     """
 
-    def __init__(self, message: str, *, reason: str = "", would_fit: WouldFit | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        would_fit: WouldFit | None = None,
+        is_by_event_loop: bool = False,
+    ) -> None:
         super().__init__(message, transient=False)
         self.reason = reason or message
         self.would_fit = WouldFit() if would_fit is None else would_fit
+        self.is_by_event_loop = is_by_event_loop
 
 
 def error_for_status(status: ErrorStatus, message: str) -> Error:

@@ -274,12 +274,11 @@ class DeviceReservations:
     @contextmanager
     def refusals_counted(self) -> Iterator[None]:
         """Counts a refusal within it."""
-        by_loop = 0 if self.loop is None else self.loop.refusals
         try:
             yield
-        except NotAdmitted:
+        except NotAdmitted as e:
             reason = "no_time"
-            if self.loop is not None and self.loop.refusals > by_loop:
+            if e.is_by_event_loop:
                 reason = "event_loop"
             elif not self.is_up:
                 reason = "device_down"
@@ -303,7 +302,9 @@ class DeviceReservations:
                 return admit(), None
             cost = measured.loop.times(loop.factor)
             allowance_ns = None if granted is None else loop_allowance_ns(terms)
-            number, found = loop.reserve(self, terms, cost, admit, costs=costs, allowance_ns=allowance_ns)
+            number, found = loop.reserve(
+                self, terms, cost, admit, costs=costs, allowance_ns=allowance_ns, measured=measured.loop
+            )
             return found, OnLoop(number, cost, measured.loop)
 
     def _leave_loop(self, held: Held) -> None:

@@ -14,6 +14,8 @@ Invariants:
 1. No stream is added with which the streams of any slot of the loop would not fit, also on devices that it does not use.
 2. At most ``LOOP_CAP_PPM`` of the loop's time is reserved.
 3. A call that raises changes nothing.
+4. A stream is added only beside what the frames of the others take by now, and not less than they were admitted with. That counts
+   from then on, and as it is until the next stream is added: what one window shows ends no stream that has a place.
 
 Source: a server in order of arrival is one by deadlines if all jobs have the same relative deadline; two resources that are
 never busy together, as the worst case, are one (holistic analysis: Tindell, Clark 1994).
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -133,9 +136,29 @@ where streams that are there would be late."""
 
 
 class _Member(NamedTuple):
+    """A stream on the loop.
+
+    Attributes:
+        terms: Its terms.
+        cost: The parts of a frame that count.
+        allowance_ns: See ``LoopLedger.reserve``.
+        admitted: The parts of a frame that it was admitted with: no less counts later.
+        measured: An execution as it was measured.
+    """
+
     terms: StreamTerms
     cost: LoopCost
     allowance_ns: int | None
+    admitted: LoopCost
+    measured: LoopCost
+
+    def by(self, factor: float) -> _Member:
+        """It with what its frames take by now."""
+        cost = max(self.admitted, self.measured.times(factor), key=_total_ns)
+        return self if cost == self.cost else self._replace(cost=cost)
+
+
+_total_ns = operator.attrgetter("total_ns")
 
 
 def loop_parts(members: Iterable[tuple[StreamTerms, LoopCost]]) -> tuple[Demand, ...]:
@@ -162,6 +185,11 @@ def _part(period_ns: int, first_ns: int, sum_ns: int) -> Demand:
         StreamTerms(name="the event loop", period_ns=period_ns, deadline_ns=first_ns),
         SlotCost(duration_ns=sum_ns, piece_ns=0),
     )
+
+
+def _refusal(reason: str, offers: WouldFit) -> NotAdmitted:
+    text = f"{reason}. {offers_text(offers)}."
+    return NotAdmitted(text, reason=reason, would_fit=offers, is_by_event_loop=True)
 
 
 def _with_deadline(new: _Member, rest: Iterable[_Member], cost: SlotCost | None) -> Changing:
@@ -212,17 +240,17 @@ class LoopLedger:
     Attributes:
         factor: By how much a frame of a stream takes more of the loop than an execution alone: ``FACTOR``, or what running streams
             have shown.
-        refusals: Number of streams that were refused because of the loop.
-        longest_ns: The longest known callback: of the bodies of ``async for`` that do not wait, the 0.99 quantile.
+        longest_ns: The longest known callback: of the bodies of ``async for`` that do not wait, the 0.99 quantile. It counts from
+            the next admission on.
     """
 
     def __init__(self, *, cap_ppm: int = LOOP_CAP_PPM) -> None:
         self.cap_ppm = cap_ppm
         self.factor = FACTOR
-        self.refusals = 0
         self.longest_ns = 0
         self._numbers = itertools.count(1)
         self._held: dict[int, _Member] = {}
+        self._delay_ns = 0
         # In the order of their first streams, so that a refusal names the same slot on every run.
         self._users: weakref.WeakKeyDictionary[LoopUser, None] = weakref.WeakKeyDictionary()
         self._counted_ns = self._count = 0
@@ -248,8 +276,8 @@ class LoopLedger:
 
     @property
     def delay_ns(self) -> int:
-        """The time that other callbacks may take from a frame: one before each of its parts."""
-        return 2 * self.longest_ns if self._held else 0
+        """The time that other callbacks may take from a frame, as the last admission has counted: one before each of its parts."""
+        return self._delay_ns if self._held else 0
 
     def _parts(self) -> tuple[Demand, ...]:
         return loop_parts((member.terms, member.cost) for member in self._held.values())
@@ -265,8 +293,10 @@ class LoopLedger:
         *,
         costs: Mapping[int, SlotCost],
         allowance_ns: int | None = None,
+        measured: LoopCost = NO_LOOP_COST,
     ) -> tuple[int, _T]:
-        """Adds a stream, if its device admits it beside what the loop does then.
+        """Adds a stream, if its device admits it beside what the loop does then. The others count with what their frames take by
+        now, by ``factor``.
 
         Args:
             user: The reservations of its device.
@@ -275,6 +305,7 @@ class LoopLedger:
             admit: Has the device admit it.
             costs: The device time of a frame by slot of the device, in the order in which ``admit`` tries them.
             allowance_ns: On a served device, the longest burst of the loop that its frames bear; None on others.
+            measured: An execution as it was measured, by which later admissions count; without it they count with ``cost``.
 
         Returns:
             The number of the stream on the loop, and the result of ``admit``.
@@ -284,8 +315,11 @@ class LoopLedger:
         """
         self._users[user] = None
         number = next(self._numbers)
+        before = self._held, self._delay_ns
+        self._held = {other: member.by(self.factor) for other, member in self._held.items()}
+        self._delay_ns = 2 * self.longest_ns
         old = self._parts()
-        self._held[number] = _Member(terms, cost, allowance_ns)
+        self._held[number] = _Member(terms, cost, allowance_ns, cost, measured)
         try:
             self._spread()
             self._check_share(terms, cost, old, user.ledger, costs)
@@ -299,20 +333,21 @@ class LoopLedger:
                 user.ledger.count_beside((), 0)
                 if user.ledger.slot_that_fits(terms, costs) is None:
                     raise
-                self.refusals += 1
                 text = f"{e.reason}; of that {self._loop_text(cost)}, and without the event loop it would fit"
                 offers = self._offers(number, lack, user.ledger, costs)
-                raise NotAdmitted(f"{text}. {offers_text(offers)}.", reason=text, would_fit=offers) from e
+                raise _refusal(text, offers) from e
         except BaseException:
-            del self._held[number]
+            self._held, self._delay_ns = before
             self._spread()
             raise
         self._commit()
         return number, found
 
     def _loop_text(self, cost: LoopCost) -> str:
+        more_ns = self.burst_ns - sum(member.admitted.total_ns for member in self._held.values())
+        more = f" ({duration_text(more_ns)} more than they were admitted with)" if more_ns else ""
         return (
-            f"the event loop needs {duration_text(self.burst_ns)} for a frame of each of {len(self._held)} streams,"
+            f"the event loop needs {duration_text(self.burst_ns)} for a frame of each of {len(self._held)} streams{more},"
             f" {duration_text(cost.total_ns)} of it for this one ({duration_text(cost.before_ns)} before the device,"
             f" {duration_text(cost.after_ns)} after it)"
         )
@@ -333,7 +368,6 @@ class LoopLedger:
         verdict = test.verdict(own)
         if verdict.fits:
             return
-        self.refusals += 1
         offers = WouldFit()
         if verdict.limit == "share":
             period_ns = counter_offers(test, own, verdict).period_ns
@@ -355,7 +389,7 @@ class LoopLedger:
             f'stream "{terms.name}" on the event loop: {limit}; a frame of this one takes {duration_text(cost.total_ns)}'
             f" ({duration_text(cost.before_ns)} before the device, {duration_text(cost.after_ns)} after it)"
         )
-        raise NotAdmitted(f"{reason}. {offers_text(offers)}.", reason=reason, would_fit=offers)
+        raise _refusal(reason, offers)
 
     def _check_others(self, number: int, ledger: Ledger, costs: Mapping[int, SlotCost]) -> None:
         """Refuses a stream whose parts would have frames of other streams late."""
@@ -371,13 +405,12 @@ class LoopLedger:
             if is_own and ledger.slot_that_fits(member.terms, costs) is None:
                 return
             lack = [(None, late[1])]
-        self.refusals += 1
         text = self._loop_text(member.cost)
         offers = self._offers(number, lack, ledger, costs)
         reason = (
             f'stream "{member.terms.name}" on the event loop: streams on {where} would be late, since {text}'
         )
-        raise NotAdmitted(f"{reason}. {offers_text(offers)}.", reason=reason, would_fit=offers)
+        raise _refusal(reason, offers)
 
     def _offers(
         self, number: int, lack: _Lack | None, ledger: Ledger, costs: Mapping[int, SlotCost]

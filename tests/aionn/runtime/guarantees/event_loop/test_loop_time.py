@@ -70,6 +70,25 @@ def test_devices_of_a_loop_share_it_and_count_the_refusal():
     assert "and 500 us of the event loop every 33 ms" in first.lines()[0]
 
 
+def test_refusal_by_a_server_does_not_count_as_one_by_the_loop_that_came_meanwhile():
+    loop = LoopLedger()
+    reservations = device(loop)
+    with pytest.raises(NotAdmitted), reservations.refusals_counted():
+        assert filled(device(loop, "gpu"))[1].is_by_event_loop
+        raise NotAdmitted("the served device has no room")
+    assert reservations.refusals["no_time"] == 1 and reservations.refusals["event_loop"] == 0
+
+
+def test_admission_counts_with_what_frames_take_by_now():
+    """A stream of a device keeps what was measured of its executions, of which frames take more later."""
+    loop = LoopLedger()
+    reservations = device(loop)
+    reservations.admit(terms(), COST, "m", now_ns=0)
+    loop.factor = 2 * FACTOR
+    reservations.admit(terms(), COST, "m", now_ns=0)
+    assert loop.burst_ns == pytest.approx(2 * MS, rel=1e-4)
+
+
 def test_slots_are_filled_evenly():
     """Filled one after the other, the first would have no room for the loop's parts of the others."""
     reservations = device(LoopLedger(), slots=2)
