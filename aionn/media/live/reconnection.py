@@ -1,17 +1,20 @@
 """The life of a connection to a live source, and when a lost one is opened again: a state table.
 
-Owns the states, the delays between attempts and the reasons. Refuses to own the opening itself, tasks and clocks: everything
-here is synchronous and takes the time as an argument (`source.py` is the shell around it).
+Owns the states, the delays between attempts, the reasons and what is logged of them. Refuses to own the opening itself, tasks and
+clocks: everything here is synchronous and takes the time as an argument (`source.py` is the shell around it).
 
 Invariants:
 1. Only the transitions of `TRANSITIONS` happen; any other one is our own mistake.
 2. The delay before an attempt is between ``first_s`` and ``most_s``, 20 % more or less, however many attempts have failed.
 3. ``ENDED`` is final.
+4. A loss and the return are logged once each, however many attempts fail between them: a program that waits for items sees
+   nothing else of it.
 """
 
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -27,6 +30,8 @@ DOUBLINGS_MAX = 64
 
 JITTER = 0.2
 """Part of a delay by which it is varied at random, so that many sources that one failure ended do not come back in step."""
+
+_logger = logging.getLogger("aionn.manager")
 
 DELAY_S_MAX = 86_400.0
 """The longest delay that a policy may ask for, a day: beyond that it is a mistake in the unit."""
@@ -121,7 +126,7 @@ class Health(msgspec.Struct, frozen=True):
     Attributes:
         state: ``opening``, ``live``, ``waiting`` (for the next attempt) or ``ended``.
         since_ns: When that state began, CLOCK_MONOTONIC.
-        reason: Why the source was last lost, or could not be opened; empty if neither has happened.
+        reason: Why the source was last lost or, while it waits, could not be opened; empty if neither has happened.
         failures: Attempts that have failed since it was last live.
         reconnections: Number of times that a lost source was opened again.
     """
@@ -149,7 +154,7 @@ class Connection:
         self._since_ns = now_ns
         self._lost_ns = now_ns
         self._was_live = False
-        self._reason = ""
+        self._reason = self._loss = ""
         self._failures = 0
         self._delays = 0
         self._reconnections = 0
@@ -178,6 +183,11 @@ class Connection:
     def opened(self, now_ns: int) -> None:
         """The source was opened."""
         self._change(ConnectionEvent.OPENED, now_ns)
+        if self._was_live:
+            self._reason = self._loss
+            _logger.warning(
+                "a source is open again, after %.1f s; %s", (now_ns - self._lost_ns) / 1e9, self._loss
+            )
         self._reconnections += self._was_live
         self._was_live = True
         self._failures = 0
@@ -194,14 +204,18 @@ class Connection:
         self._failures += 1
         may_repeat = self._was_live or (self._policy is not None and self._policy.from_start)
         self._wait_or_end(ConnectionEvent.FAILED, now_ns, is_permanent or not may_repeat)
+        if self._state is ConnectionState.WAITING and self._failures == 1 and not self._was_live:
+            _logger.warning("%s; attempts to open it continue", reason)
 
     def lost(self, now_ns: int, reason: str, *, is_permanent: bool = False) -> None:
         """The source was live, and is not any more. See `failed` for the arguments."""
-        self._reason = reason
+        self._reason = self._loss = reason
         self._lost_ns = now_ns
         if self._policy is not None and now_ns - self._since_ns >= self._policy.calm_s * 1e9:
             self._delays = 0
         self._wait_or_end(ConnectionEvent.LOST, now_ns, is_permanent)
+        if self._state is ConnectionState.WAITING:
+            _logger.warning("%s; it is being opened again", reason)
 
     def due(self, now_ns: int) -> None:
         """The next attempt begins."""

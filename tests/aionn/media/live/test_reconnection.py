@@ -135,6 +135,49 @@ def test_it_ends_when_it_was_lost_for_too_long():
     assert one.health().since_ns == 17 * S
 
 
+def test_loss_and_return_are_logged_once_each_however_many_attempts_failed(caplog):
+    one = connection()
+    one.opened(0)
+    assert not caplog.records
+    one.lost(10 * S, "camera 0: unplugged")
+    for second in (11, 12, 13):
+        one.due(second * S)
+        one.failed(second * S, "camera 0: absent", is_permanent=False)
+    one.due(14 * S)
+    one.opened(14 * S)
+    assert [record.getMessage() for record in caplog.records] == [
+        "camera 0: unplugged; it is being opened again",
+        "a source is open again, after 4.0 s; camera 0: unplugged",
+    ]
+    # Closed or ended by an error, which its consumer gets, it says nothing.
+    one.lost(20 * S, "camera 0: not permitted", is_permanent=True)
+    one.ended(20 * S)
+    assert len(caplog.records) == 2
+
+
+def test_source_that_is_awaited_from_the_start_is_logged_once(caplog):
+    one = connection(Reconnection(from_start=True))
+    for second in (1, 2, 3):
+        one.failed(second * S, "camera 0: absent", is_permanent=False)
+        one.due(second * S)
+    one.opened(4 * S)
+    assert [record.getMessage() for record in caplog.records] == [
+        "camera 0: absent; attempts to open it continue"
+    ]
+
+
+def test_reason_of_a_live_source_is_that_of_its_loss_and_not_that_of_a_failed_attempt():
+    one = connection()
+    one.opened(0)
+    one.lost(S, "unplugged")
+    one.due(2 * S)
+    one.failed(2 * S, "absent", is_permanent=False)
+    assert one.health().reason == "absent"
+    one.due(3 * S)
+    one.opened(3 * S)
+    assert one.health().reason == "unplugged"
+
+
 def test_health_shows_since_when_and_why():
     one = connection()
     one.opened(S)
