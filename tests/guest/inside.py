@@ -33,6 +33,9 @@ from aionn.models.builder import GraphBuilder
 from aionn.runtime.memory.arguments import RequestArea
 from tests.guest.assembling import environment
 
+pytestmark = pytest.mark.long
+"""The watchdog of ordinary tests is shorter than what an emulated processor takes on a busy machine; each test has its limit."""
+
 CAMERAS = ("/dev/video0", "/dev/video1")
 SIZE = 320, 180
 SOON = Reconnection(first_s=0.05, most_s=0.5)

@@ -18,6 +18,9 @@ import pytest
 from aionn.media import SourceUnavailable, microphone
 from tests.guest.assembling import environment
 
+pytestmark = pytest.mark.long
+"""The watchdog of ordinary tests is shorter than what an emulated processor takes on a busy machine; each test has its limit."""
+
 RECORDING = Path(__file__).resolve().parents[2] / "examples/data/digits.wav"
 PLAYED, HEARD = "hw:0,0", "hw:0,1"
 RATE = 16_000
