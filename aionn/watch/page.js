@@ -165,7 +165,7 @@
     fill("stages", ["stream", "wait p50", "wait p99", "device p50", "device p99", "rest p50", "rest p99"],
       staged.map(s => [s.name, ...["wait", "device", "rest"].flatMap(k => s.stages[k] ? [ms(s.stages[k].p50), ms(s.stages[k].p99)] : ["-", "-"])]));
     const live = streams.filter(s => s.source && s.source.state);
-    fill("sources", ["source", "state", "for s", "delivered", "opened again", "delay ms", "last loss"],
+    fill("sources", ["source", "state", "for s", "delivered", "opened again", "delay ms", "last problem"],
       live.map(s => [s.name, s.source.state, s.source.since_s.toFixed(0), s.source.delivered, s.source.reconnections,
         ms(s.source.delay_ms), s.source.reason || "-"]));
     const isServed = devices.some(d => d.clients !== null);
@@ -175,7 +175,7 @@
         const aborted = Object.entries(d.aborted);
         const rejected = d.rejected + aborted.reduce((sum, [, count]) => sum + count, 0);
         return [d.name, ...(isServed ? [d.clients === null ? "-" : d.clients] : []), d.pid === null ? "-" : d.pid, d.slots, d.waiting, d.started, rejected, d.preempted, d.overran,
-          aborted.map(([why, count]) => `${why}: ${count}`).join("; ") || "-"];
+          [...(d.rejected ? [["on arrival", d.rejected]] : []), ...aborted].map(([why, count]) => `${why}: ${count}`).join("; ") || "-"];
       }));
     for (const id of ["losses", "stages", "sources", "devices"]) $(`${id}-part`).hidden = $(id).hidden;
     showPlots(streams);

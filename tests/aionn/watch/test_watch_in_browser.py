@@ -109,7 +109,7 @@ def test_page_moves_and_can_be_read(watched: str) -> None:
                 and "the server is silent" in seen.text
             )
             assert "shapes_int8.tflite on <i>litert-cpu</i>" in seen.text
-            assert "expired: 4" in seen.text
+            assert "on arrival: 3; expired: 4" in seen.text.replace("\xa0", " ")
         assert page.evaluate("document.querySelector('#devices thead').textContent").startswith(
             "deviceclients"
         )
