@@ -1,14 +1,15 @@
-"""Failures that are kept: what they must not keep alive with them."""
+"""Failures that are kept or passed to another task: what they must not keep alive with them, and what they must not mean there."""
 
 from __future__ import annotations
 
 import inspect
 from types import TracebackType
 
-from aionn.errors import Error
+from aionn.errors import Error, GeneralFailure
+from aionn.runtime.background import Cancelled
 from fences import FenceError
 
-__all__ = ["clear_frames", "own_error"]
+__all__ = ["clear_frames", "own_error", "raisable"]
 
 _MAY_BE_SUSPENDED = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
@@ -28,6 +29,17 @@ def own_error(error: Error) -> Error:
     copy.__dict__.update(error.__dict__)
     copy.__cause__ = error.__cause__
     return copy
+
+
+def raisable(error: BaseException) -> BaseException:
+    """The exception for the consumer: the error, unless its class has a meaning for the consumer's own task."""
+    if not isinstance(error, (Cancelled, GeneratorExit, StopIteration, StopAsyncIteration)):
+        return error
+    failure = GeneralFailure(
+        f"stream: the source, or what was called for an item, raised {type(error).__name__}"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def clear_frames(error: BaseException | None) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "flag_of",
     "priority_of",
     "sum_of",
+    "with_own_outputs",
 ]
 
 _T = TypeVar("_T")
@@ -119,6 +120,16 @@ def sum_of(timings: Sequence[Timing]) -> Timing:
 
 Status = Literal["on_time", "late", "dropped", "lost"]
 """The end of an item of a stream."""
+
+
+def with_own_outputs(result: Result) -> Result:
+    """The same result with copies of its outputs, which can be read only, as those of a stream."""
+    copies = []
+    for array in result.outputs:
+        copy = array.copy()
+        copy.flags.writeable = False
+        copies.append(copy)
+    return msgspec.structs.replace(result, outputs=tuple(copies))
 
 
 class StreamResult(msgspec.Struct, Generic[_T], frozen=True):

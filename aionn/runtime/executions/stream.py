@@ -11,7 +11,7 @@ MissedDeadline, here, in the scheduler or at the device: docs/architecture.md, "
 Invariants:
 1. Results come in the order of the source; an error of the source comes after the results of what was before it.
 2. There are never more items between source and consumer than buffers, and one that waits for a buffer. When that one gets it, a
-   newer item of a source that keeps the newest takes its place.
+   newer item of a source that keeps the newest takes its place; it gets none before a device can execute it.
 3. An item's buffer is used again only when the device is done with it and the consumer has asked for the next result. Before the
    consumer has seen the result at all, an execution that waits for a buffer gets that one: the outputs are copied.
 4. A stream that was ended, dropped or read to its end has no task, and no buffer but those that the device still has.
@@ -28,18 +28,16 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-import msgspec
-
 from aionn.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadline
 from aionn.hal import NO_TIMING
 from aionn.platform.loops import running_loop
 from aionn.platform.process_bound import InThisProcess
 from aionn.runtime.background import Background, Cancelled, Task, Waiter, failure_of
 from aionn.runtime.clock import check_deadline, now_ns
-from aionn.runtime.executions.results import Result, Status, StreamResult, StreamStatistics
+from aionn.runtime.executions.failures import raisable
+from aionn.runtime.executions.results import Result, Status, StreamResult, StreamStatistics, with_own_outputs
 from aionn.runtime.executions.slot_pool import FrameBuffer, SlotPool
 from aionn.runtime.executions.source_task import INTERRUPTS, SourceTask
-from aionn.runtime.memory.arguments import Array
 from aionn.runtime.metrics.figures import StreamFigures
 
 __all__ = ["Stream", "StreamPump"]
@@ -48,6 +46,9 @@ _T = TypeVar("_T")
 
 UNPLACED_MAX = 16
 """Items that a source may give while none of them gets a buffer: one, and one more for each of its scopes that ends."""
+
+WRITE_SHARE = 8
+"""Part of the time between two results that writing an item may add to it, the price of a wait for a newer item as well."""
 
 
 class Execute(Protocol):
@@ -131,6 +132,10 @@ class StreamPump:
         self._deadline = deadline
         self._drops_late = drops_late
         self._worker_count = pool.slots if deadline is not None else min(pool.slots, device_slots)
+        self._device_slots = device_slots
+        # Known once the source has exchanged an item; without that nothing is measured.
+        self._keeps_newest = False
+        self._unfinished = self._write_ns = self._finished_ns = self._interval_ns = 0
         self._on_end = on_end
         self._workers: list[Task] = []
         self._unplaced: deque[Item] = deque(maxlen=UNPLACED_MAX)
@@ -206,12 +211,17 @@ class StreamPump:
         except BaseException as e:
             if self.is_over and isinstance(e, (Cancelled, *INTERRUPTS)):
                 raise
-            item.error = _raisable(e)
+            item.error = raisable(e)
         item.finished_ns = now_ns()
         item.is_finished = True
+        self._unfinished -= 1
         self._pool.note_spare()
         if self.items and self.items[0] is item:
             self._wake_consumer()
+        if self._keeps_newest:
+            self._interval_ns = item.finished_ns - self._finished_ns
+            self._finished_ns = item.finished_ns
+            self._pool.offer_free()
         del item  # Its error refers to this frame.
 
     # From the source to the buffers
@@ -248,7 +258,8 @@ class StreamPump:
                 item = Item(value)
                 if self._deadline is not None:
                     item.deadline_ns = check_deadline(self._deadline(value), where="stream")
-                buffer = None if self._unplaced or self._is_full() else self._pool.take_free()
+                waits = self._unplaced or self._is_full() or (self._keeps_newest and self._is_early())
+                buffer = None if waits else self._pool.take_free()
                 if buffer is not None:
                     cancelled = None
                     self._place(item, buffer)
@@ -319,7 +330,15 @@ class StreamPump:
 
     def wants(self) -> bool:
         """Whether the item that waits can have a buffer now: see ``Waiting``."""
-        return not (self.is_over or self._is_full() or self._is_newer_due())
+        return not (self.is_over or self._is_full() or self._is_early() or self._is_newer_due())
+
+    def _is_early(self) -> bool:
+        """Whether an item would wait in its buffer for the device, and age, while its source gets newer ones."""
+        return (
+            self._keeps_newest
+            and self._unfinished >= self._device_slots
+            and self._write_ns * WRITE_SHARE <= self._interval_ns
+        )
 
     def _is_newer_due(self) -> bool:
         """Whether a newer item than the one that waits is about to come; the pool then offers its buffer again."""
@@ -342,6 +361,7 @@ class StreamPump:
         """Exchanges an item that has waited, and aged, for the newest of its source, where that keeps the newest."""
         newest = self._source.newest_in_place_of(item.item)
         if newest is not item.item:
+            self._keeps_newest = True
             item.item = newest
             if self._deadline is not None:
                 item.deadline_ns = check_deadline(self._deadline(newest), where="stream")
@@ -357,6 +377,7 @@ class StreamPump:
             self._pool.leave(buffer)
             return
         item.buffer = buffer
+        begun_ns = now_ns() if self._keeps_newest else 0
         try:
             self._write(item.item, buffer)
         except BaseException as e:
@@ -367,6 +388,9 @@ class StreamPump:
             item.buffer = None
             self._pool.leave(buffer)
             return
+        if begun_ns:
+            self._write_ns = now_ns() - begun_ns
+        self._unfinished += 1
         self.items.append(item)
         self._ready.append((item, buffer))
         if self._idle:
@@ -374,7 +398,7 @@ class StreamPump:
 
     def _end_with(self, error: BaseException) -> None:
         self._has_failed = True
-        self.items.append(Item(None, _raisable(error)))
+        self.items.append(Item(None, raisable(error)))
         self._wake_consumer()
 
     # To the consumer
@@ -385,8 +409,7 @@ class StreamPump:
             buffer = item.buffer
             if buffer is not None and item.is_finished:
                 if item.result is not None:
-                    outputs = tuple(_kept(array) for array in item.result.outputs)
-                    item.result = msgspec.structs.replace(item.result, outputs=outputs)
+                    item.result = with_own_outputs(item.result)
                 item.buffer = None
                 self._pool.leave(buffer)
                 return True
@@ -472,23 +495,6 @@ class StreamPump:
             raise GeneralFailure(f"stream: a task of its own ended with {self._failure!r}") from self._failure
         if self._is_closer is not None and not self._is_closer():
             raise InvalidArgument("stream: its burst was closed, and results are missing")
-
-
-def _raisable(error: BaseException) -> BaseException:
-    """The exception for the consumer: the error, unless its class has a meaning for the consumer's own task."""
-    if not isinstance(error, (Cancelled, GeneratorExit, StopIteration, StopAsyncIteration)):
-        return error
-    failure = GeneralFailure(
-        f"stream: the source, or what was called for an item, raised {type(error).__name__}"
-    )
-    failure.__cause__ = error
-    return failure
-
-
-def _kept(array: Array) -> Array:
-    copy = array.copy()
-    copy.flags.writeable = False
-    return copy
 
 
 class Stream(InThisProcess, AsyncIterator[StreamResult[_T]]):
