@@ -236,7 +236,9 @@ def open_pipe(path: str | int, layout: SampleLayout, plan: WindowPlan) -> Sample
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         os.close(fd)
         raise SourceUnavailable(
-            f"samples of {path!r}: expected a pipe or a socket, got another kind of file", is_permanent=True
+            f"samples of {path!r}: expected a pipe or a socket, got another kind of file; "
+            "aionn.media.audio_file reads recordings",
+            is_permanent=True,
         )
     os.set_blocking(fd, False)
     return SamplesCapture(
