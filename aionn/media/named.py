@@ -78,6 +78,14 @@ def named_source(
             raise InvalidArgument(
                 f"aionn.media.named_source: expected {EXPECTED}, got {masked(name)!r}{advice}"
             )
+    if (
+        not separator
+        and len(meant := [kind for kind in KINDS if kind.startswith(name)]) == 1
+        and not os.path.exists(name)
+    ):
+        raise InvalidArgument(
+            f"aionn.media.named_source: expected {EXPECTED}, got {name!r}; did you mean {meant[0]}:?"
+        )
     return video_file(name, size=size, keep=keep)
 
 

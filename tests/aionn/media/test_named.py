@@ -33,6 +33,8 @@ def test_name_means_a_source(name, kind, words):
     ("name", "advice"),
     [
         ("patern:", "got 'patern:'; did you mean pattern:?"),
+        ("pattern", "got 'pattern'; did you mean pattern:?"),
+        ("mic", "got 'mic'; did you mean microphone:?"),
         ("replya:a.rec", "got 'replya:a.rec'; did you mean replay:a.rec?"),
         ("rtsp:/user:secret@host", "got '***@host'; an address has :// in it"),
         ("user:secret@host/main", "got 'host/main'; an address has :// in it"),
