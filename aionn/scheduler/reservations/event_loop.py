@@ -15,7 +15,7 @@ Invariants:
 2. At most ``LOOP_CAP_PPM`` of the loop's time is reserved.
 3. A call that raises changes nothing.
 4. A stream is added only beside what the frames of the others take by now, and not less than they were admitted with. That counts
-   from then on, and as it is until the next stream is added: what one window shows ends no stream that has a place.
+   until the next stream is added: what one window shows ends no stream that was admitted.
 
 Source: a server in order of arrival is one by deadlines if all jobs have the same relative deadline; two resources that are
 never busy together, as the worst case, are one (holistic analysis: Tindell, Clark 1994).
