@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import AsyncIterator
+from typing import Any
 from pathlib import Path
 
 import aionn
@@ -69,7 +70,7 @@ async def slow_answers(
     async with aionn.open(devices=[device]) as runtime, await runtime.compile(MODEL) as net:
         write = aionn.image_writer(net.inputs[0])
 
-        def into(frame: Frame, view: object) -> None:
+        def into(frame: Frame, view: Any) -> None:
             write(frame.data, view)
 
         async with net.burst() as burst, burst.stream(source, into=into) as results:
