@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import AsyncIterator
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import aionn
 from aionn.media import Frame, LiveSource
