@@ -14,8 +14,8 @@ Invariants:
 1. No stream is added with which the streams of any slot of the loop would not fit, also on devices that it does not use.
 2. At most ``LOOP_CAP_PPM`` of the loop's time is reserved.
 3. A call that raises changes nothing.
-4. A stream is added only beside what the frames of other streams take by now, and not less than they were admitted with. That counts
-   until the next stream is added: what one window shows ends no stream that was admitted.
+4. A stream is added only beside what the frames of other streams take by now, and not less than they were admitted with. That
+   counts until the next stream is added: what one window shows ends no stream that was admitted.
 
 Source: a server in order of arrival is one by deadlines if all jobs have the same relative deadline; two resources that are
 never busy together, as the worst case, are one (holistic analysis: Tindell, Clark 1994).
