@@ -64,6 +64,9 @@ def checked_address(url: str, where: str) -> str:
     return url
 
 
+SECRET_LONG = 8
+"""Characters of a secret that no word of a message contains by chance."""
+
 _SECRET_PART = re.compile(r"[?#;&=]")
 """Begins a part of a path that may be a key: a query, a fragment, or parameters, which some cameras take as their path."""
 
@@ -88,8 +91,14 @@ def without_credentials(text: str, url: str) -> str:
     for secret in (parts.password, parts.username, parts.query, *parameters):
         if secret:
             for form in (secret, urllib.parse.unquote(secret)):
-                text = text.replace(form, "***")
+                text = re.sub(_pattern_of(form), "***", text)
     return text
+
+
+def _pattern_of(secret: str) -> str:
+    """Finds a secret; a short one only where it is a word, since parts of other words with *** instead would show it."""
+    anywhere = re.escape(secret)
+    return anywhere if len(secret) >= SECRET_LONG else f"(?<![0-9A-Za-z]){anywhere}(?![0-9A-Za-z])"
 
 
 def options_of(url: str, transport: str, open_s_max: float, *, keeps_all: bool) -> dict[str, str]:

@@ -49,6 +49,16 @@ def test_message_of_a_library_repeats_no_secret_of_an_address() -> None:
         assert SECRET not in told and "refused" in told
 
 
+def test_short_secret_changes_no_word_of_a_message() -> None:
+    url = "rtsp://u:on@camera/main"
+    assert (
+        without_credentials("ConnectionRefusedError: no connection for u:on (u, on)", url)
+        == "ConnectionRefusedError: no connection for ***:*** (***, ***)"
+    )
+    # A long one is hidden wherever it is.
+    assert "password" not in without_credentials("xpassword1", "rtsp://u:password@camera/main")
+
+
 def test_first_message_to_the_decoder_is_shown_without_secrets() -> None:
     """Debuggers, and reports of failures with the values of variables, show it."""
     start = Start(
