@@ -18,6 +18,14 @@
   const say = (text, kind) => {
     if (state.textContent !== text) { state.textContent = text; state.className = kind; }
   };
+  // A picture that stands still looks like one that is live: the line at the top names the sources that deliver nothing.
+  const report = () => {
+    const away = (last ? last.streams : []).filter(s => s.source && s.source.state && s.source.state !== "live");
+    const why = away.map(({ name, source: { state, reason } }) => state === "ended"
+      ? `${name} has ended${reason ? `: ${reason}` : ""}`
+      : `Nothing comes from ${name}: ${reason || "it is being opened"}`);
+    if (isPaused) say("paused", "warn"); else say(why.join("; ") || "live", why.length ? "bad" : "good");
+  };
   const make = (name, attributes = {}, text = null) => {
     const element = document.createElementNS(SVG, name);
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
@@ -36,7 +44,7 @@
     address.search = location.search;
     socket = new WebSocket(address);
     socket.binaryType = "arraybuffer";
-    socket.onopen = () => { attempts = 0; have = { ...have, picture: 0, figures: 0 }; say(isPaused ? "paused" : "live", isPaused ? "warn" : "good"); ask(); };
+    socket.onopen = () => { attempts = 0; have = { ...have, picture: 0, figures: 0 }; report(); ask(); };
     socket.onmessage = event => receive(event.data).finally(next);
     socket.onclose = () => {
       socket = null;
@@ -156,6 +164,7 @@
       $("choosing").hidden = pictured.length < 2;
     }
     $("view").hidden = !pictured.length;
+    report();
     fill("streams", ["stream", "per s", "on time", "late", "dropped", "p50 ms", "p99 ms", "age ms", "recognised"],
       streams.map(s => [s.name, s.per_second.toFixed(1), s.on_time, s.late, s.dropped + s.lost + (s.source ? s.source.dropped : 0),
         ms(s.recent.p50), ms(s.recent.p99), ms(s.age_ms), s.findings.slice(0, 1).map(found).join("") || "-"]));
@@ -266,7 +275,7 @@
   pause.onclick = () => {
     isPaused = !isPaused;
     pause.setAttribute("aria-pressed", isPaused);
-    if (socket) say(isPaused ? "paused" : "live", isPaused ? "warn" : "good");
+    if (socket) report();
     ask();
   };
   drawn.onchange = drawPicture;

@@ -108,6 +108,7 @@ def test_page_moves_and_can_be_read(watched: str) -> None:
                 "cat & <b>dog</b> 90 %" in seen.text.replace("\xa0", " ")
                 and "the server is silent" in seen.text
             )
+            assert "Nothing comes from video: stream rtsp://camera.local/main: <b>the server" in seen.text
             assert "shapes_int8.tflite on <i>litert-cpu</i>" in seen.text
             assert "on arrival: 3; expired: 4" in seen.text.replace("\xa0", " ")
         assert page.evaluate("document.querySelector('#devices thead').textContent").startswith(
