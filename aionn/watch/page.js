@@ -18,7 +18,7 @@
   const say = (text, kind) => {
     if (state.textContent !== text) { state.textContent = text; state.className = kind; }
   };
-  // A picture that stands still looks like one that is live: the line at the top names the sources that deliver nothing.
+  // A picture that does not change looks like a live one: the line at the top names the sources that deliver nothing.
   const report = () => {
     const away = (last ? last.streams : []).filter(s => s.source && s.source.state && s.source.state !== "live");
     const why = away.map(({ name, source: { state, reason } }) => state === "ended"
