@@ -4,6 +4,7 @@ import hashlib
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -225,6 +226,11 @@ def test_thread_of_which_nothing_can_be_read_has_no_stalls():
     assert stalls.since(0, 50 * MS) == 0
 
 
+def _is_asleep(thread):
+    """Whether the kernel has a thread of this process wait for an event, and not for a processor (proc(5), stat)."""
+    return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 def test_thread_that_gets_no_processor_waits_and_one_that_sleeps_does_not():
     """Two threads on one processor without real time: one computes, and the other one waits for it about half of the time."""
     processor, began, ends = min(os.sched_getaffinity(0)), threading.Barrier(4), threading.Event()
@@ -246,10 +252,17 @@ def test_thread_that_gets_no_processor_waits_and_one_that_sleeps_does_not():
     for thread in threads:
         thread.start()
     began.wait()
+    deadline_s = time.monotonic() + 60
+    looks = 0
+    while (
+        looks < 5
+    ):  # On its way to its wait, it waits for the processor and for the interpreter's lock as well.
+        assert time.monotonic() < deadline_s, "a thread that waits for an event does not sleep"
+        looks = looks + 1 if _is_asleep(threads[2].native_id) else 0
+        time.sleep(0.01)
     then_ns = time.monotonic_ns()
     for stalls in found.values():
         stalls.look(then_ns)
-    deadline_s = time.monotonic() + 60
     while max(found[name].since(then_ns, time.monotonic_ns()) for name in ("busy", "busy too")) < 20 * MS:
         assert time.monotonic() < deadline_s, "neither of two threads on one processor waited"
         time.sleep(0.01)
