@@ -25,6 +25,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
+from aionn.benchmarking.stress.census import Census, growth_since
 from aionn.benchmarking.stress.episodes import COUNTS, EPISODES, SIZES, Actor, Episode, Target, soak_model
 from aionn.benchmarking.stress.samples import (
     DRIVER_QUANTITIES,
@@ -35,7 +36,7 @@ from aionn.benchmarking.stress.samples import (
     give_back_free_memory,
     mapping_count,
 )
-from aionn.benchmarking.stress.slopes import SECONDS_PER_HOUR, Slope
+from aionn.benchmarking.stress.slopes import SECONDS_PER_HOUR, WARM_UP_SHARE, Slope
 from aionn.benchmarking.stress.watch import MESSAGES_MAX, Pause, Watch
 from aionn.drivers import registry
 from aionn.errors import DeadObject, DeviceUnavailable, InvalidArgument
@@ -121,6 +122,7 @@ class SoakReport(msgspec.Struct, frozen=True):
         slopes: Growth of what the application holds, and of what the driver process holds that is never killed.
         left_behind: Resources that are held after the runtime was closed and were not held before.
         is_growth_judged: Whether the run was long enough for growth to count.
+        growth: Objects of the application that became more since its warm-up, by kind, and modules that were imported since then.
     """
 
     drivers: tuple[str, ...]
@@ -135,6 +137,7 @@ class SoakReport(msgspec.Struct, frozen=True):
     slopes: tuple[Slope, ...]
     left_behind: tuple[str, ...]
     is_growth_judged: bool = True
+    growth: tuple[str, ...] = ()
 
     @property
     def is_success(self) -> bool:
@@ -186,6 +189,8 @@ class _Soak:
         self.failures: list[str] = []
         self.failure_count = 0
         self.own = Series("application")
+        self.growth: tuple[str, ...] = ()
+        self._census: Census | None = None
         self.driver = Series("driver", DRIVER_QUANTITIES)
 
     @property
@@ -309,6 +314,11 @@ class _Soak:
                 gc.collect()
             give_back_free_memory()
             self.own.take(self.passed_s, os.getpid())
+            if self._census is not None:
+                if not self._goes_on():
+                    self.growth = growth_since(self._census, Census.taken())
+            elif self.passed_s >= WARM_UP_SHARE * self._seconds:
+                self._census = Census.taken()
             for target in self._targets:
                 pid = self._runtime.device(target.name).pid
                 if not target.is_mortal and pid is not None:
@@ -442,4 +452,5 @@ async def soak(
         (*run.own.slopes(), *run.driver.slopes()),
         await _left_behind(before),
         passed_s >= growth_s_min,
+        run.growth,
     )

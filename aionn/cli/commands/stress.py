@@ -204,6 +204,8 @@ def _print_soak(report: SoakReport) -> None:
         print_line(
             f"growth is not judged: that takes {GROWTH_S_MIN / 60:g} minutes, since a shorter run is all warm-up",
         )
+    if not report.is_success and report.growth:
+        print_line(f"objects that became more since the warm-up: {', '.join(report.growth)}")
     print_line("SUCCESS" if report.is_success else f"FAILURE: {'; '.join(report.reasons)}")
 
 

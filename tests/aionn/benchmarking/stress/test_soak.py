@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from aionn.benchmarking.stress import episodes
 from aionn.benchmarking.stress import soak as stress_soak
+from aionn.benchmarking.stress.census import Census, growth_since
 from aionn.benchmarking.stress.episodes import COUNTS, Actor, Target
 from aionn.benchmarking.stress.samples import SAMPLES_MAX, Series
 from aionn.benchmarking.stress.slopes import Slope
@@ -92,6 +94,19 @@ async def test_planted_leak_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert objects.low is not None and objects.low > 1000
     assert not report.is_success
     assert any(reason.startswith("these grew: ") and "objects" in reason for reason in report.reasons)
+    assert re.fullmatch(rf"\+\d{{4,}} {re.escape(__name__)}\.Thing", report.growth[0])
+
+
+def test_growth_has_the_largest_first_and_names_modules_that_were_imported() -> None:
+    before = Census({"dict": 5, "list": 9, "set": 1}, frozenset({"os"}))
+    now = Census({"dict": 7, "list": 8, "tuple": 3, "function": 2}, frozenset({"os", "wave"}))
+    assert growth_since(before, now) == ("+3 tuple", "+2 dict", "+2 function", "imported: wave")
+
+
+def test_census_counts_tracked_objects_by_class() -> None:
+    before = Census.taken()
+    things = [Thing() for _ in range(50)]
+    assert growth_since(before, Census.taken())[0] == f"+{len(things)} {__name__}.Thing"
 
 
 def soak_report(**changes: Any) -> SoakReport:
