@@ -35,6 +35,7 @@ from aionn.oip.settings import DoorSettings
 from aionn.platform.loops import caller, finish, in_loop
 from aionn.realtime import Mode, PageLocks, RunLimit, SchedulingClass
 from aionn.realtime.scheduling import close_shared, open_shared
+from aionn.realtime.threads.slices import serving_in_short_slices
 from aionn.reports.terminal import report_line
 from aionn.runtime.settings import settings_from
 from aionn.runtime.traces import begin_trace
@@ -230,7 +231,8 @@ def _page_address(is_wanted: bool, at: str | None, quiet: bool) -> str | None:
 def _realtime(mode: Mode) -> Iterator[None]:
     """Gives the thread of the event loop the class HIGH; the threads of the device acquire theirs when they start."""
     if mode is Mode.OFF:
-        yield
+        with serving_in_short_slices():
+            yield
         return
     scheduling = open_shared(mode)
     limit = RunLimit(lambda: scheduling.put_back_all("RLIMIT_RTTIME"))

@@ -28,6 +28,7 @@ from aionn.errors import DeadObject, Error, InvalidArgument, ResourceExhausted
 from aionn.hal import ExecutionResult, Memory, PreparedModel, Priority, Request
 from aionn.platform.loops import finish, wait_from_thread
 from aionn.realtime import SchedulingClass, current
+from aionn.realtime.threads.slices import take_serving_slice
 from aionn.service.host.draining import UNREAD_NS_MAX
 from aionn.service.host.metrics import HostFigures
 from aionn.service.progress import Progress
@@ -202,7 +203,9 @@ class Bursts:
 
         def on_started() -> None:
             scheduling = current()
-            if scheduling is not None:
+            if scheduling is None:
+                take_serving_slice()
+            else:
                 scheduling.acquire(SchedulingClass(priority), f"burst {handle}")
 
         def on_end(why: str) -> None:

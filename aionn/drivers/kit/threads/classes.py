@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from aionn.hal import Priority
 from aionn.realtime import Scheduling, SchedulingClass, current
 from aionn.realtime.threads import threads_here
+from aionn.realtime.threads.slices import take_serving_slice
 
 __all__ = [
     "EngineThreads",
@@ -83,6 +84,7 @@ def serving(name: str, scheduling_class: SchedulingClass = SchedulingClass.HIGH)
     """
     scheduling = current()
     if scheduling is None:
+        take_serving_slice()
         yield
         return
     scheduling.acquire(scheduling_class, name)
