@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,9 @@ from aionn.benchmarking.stress.run import stress
 
 SECONDS = 40.0
 """Duration of the work."""
+
+SLEEPING = [sys.executable, "-S", "-c", "import time; time.sleep(3600)"]
+"""A process that never ends its set-up."""
 
 
 @pytest.fixture
@@ -141,7 +145,7 @@ async def test_work_that_never_ends_is_a_hang(
 
 async def test_clients_that_never_begin_are_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aionn.benchmarking.stress.limits.SETUP_S_MAX", 0.5)
-    monkeypatch.setattr(bodies, "task_command", lambda task: ["sleep", "3600"])
+    monkeypatch.setattr(bodies, "task_command", lambda task: SLEEPING)
     ended = await run_task(StressTask("killed_clients", "reference", str(model), 0.1, 1))
     assert ended.result == "FAILURE"
     assert ended.message.startswith("set-up took longer than ")
@@ -157,7 +161,7 @@ async def test_client_that_dies_in_its_set_up_is_reported(
 
 
 async def test_process_that_never_begins_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aionn.benchmarking.stress.run.task_command", lambda task: ["sleep", "3600"])
+    monkeypatch.setattr("aionn.benchmarking.stress.run.task_command", lambda task: SLEEPING)
     monkeypatch.setattr("aionn.benchmarking.stress.run.START_S_MAX", 0.1)
     (result,) = await stress("reference", model, ["long_inference"], 0.1)
     assert (result.result, result.message) == ("FAILURE", "its start and set-up took longer than 0.1 s")
