@@ -9,7 +9,7 @@ import msgspec
 
 from aionn.cli import interrupts
 from aionn.cli.output import check_writable, print_json, write_report
-from aionn.conformance.expectations import driver_expectations
+from aionn.conformance.nodes import expectations_of
 from aionn.conformance.suite import Isolation
 from aionn.conformance.vts.case import STEP_S
 from aionn.conformance.vts.run import (
@@ -36,6 +36,7 @@ def run_driver_suite(
     data: Path | None,
     contains: str,
     isolation: Isolation,
+    node: str,
     time_limit: float | None,
     everything: bool,
     junit: Path | None,
@@ -47,7 +48,7 @@ def run_driver_suite(
     """
     chosen_cases(contains)
     check_writable(junit, html)
-    lists = driver_expectations(device)
+    lists = expectations_of(device, node)
     settings = Settings(
         step_s=STEP_S if time_limit is None else time_limit,
         unsupported={p: why for p, why in lists.unsupported.items() if "/" in p},
@@ -71,6 +72,7 @@ def run_driver_suite(
                 return await run_vts(
                     device,
                     isolation=isolation,
+                    node=node,
                     contains=contains,
                     tests=tests,
                     settings=settings,

@@ -25,7 +25,9 @@ from aionn.conformance.computing import Mode, close
 from aionn.conformance.cts import CtsTest, operation_types
 from aionn.conformance.cts.run import CHECKS, Bench, Check, CheckFailed, CheckSkipped, Failure, applies
 from aionn.conformance.expectations import Expectations, Subject
+from aionn.conformance.nodes import device_of_node
 from aionn.drivers import registry
+from aionn.fleet.device import NodeDevice
 from aionn.hal import Device
 from aionn.service.client.device import RemoteDevice
 
@@ -204,10 +206,11 @@ class DeviceUnderTest:
     async def give_up(self) -> None:
         """Lets go of a device that hangs.
 
-        A driver process is ended. A device in this process cannot be: closing it would wait for what hangs, so it is left alone.
+        A driver process is ended, and a node loses this client. A device in this process cannot be ended: closing it would wait for
+        what hangs, so it is left alone.
         """
         device, self._device = self._device, None
-        if isinstance(device, RemoteDevice):
+        if isinstance(device, RemoteDevice | NodeDevice):
             await close(device)
 
     async def aclose(self) -> None:
@@ -228,22 +231,25 @@ def device_name(driver: str) -> str:
 
 @contextlib.asynccontextmanager
 async def open_device_under_test(
-    driver: str, isolation: Isolation = "process"
+    driver: str, isolation: Isolation = "process", *, node: str = ""
 ) -> AsyncIterator[DeviceUnderTest]:
-    """Opens a registered driver's device.
+    """Opens a registered driver's device, or one of a node.
 
     Args:
-        driver: The registered name, or module and attribute.
-        isolation: Whether the driver runs in a process of its own.
+        driver: The registered name, or module and attribute; of a node ``NODE/DEVICE``.
+        isolation: Whether the driver runs in a process of its own; without a meaning for a node.
+        node: The node's address; empty for a driver of this machine.
 
     Raises:
-        InvalidArgument: No such driver.
-        DeviceUnavailable: It cannot be imported or started, or its DeviceInfo is invalid.
+        InvalidArgument: No such driver, or the node has another device.
+        DeviceUnavailable: It cannot be imported, started or reached, or its DeviceInfo is invalid.
     """
     name = device_name(driver)
     async with anyio.create_task_group() as tasks:
 
         async def make() -> Device:
+            if node:
+                return await device_of_node(driver, node)
             if isolation == "in_process":
                 return registry.make_device(driver, name)
             device = RemoteDevice(driver, name, tasks, info=registry.built_in_info(driver, name))

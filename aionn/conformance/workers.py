@@ -26,7 +26,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from aionn.conformance.cts import CtsTest, load_tests, operation_types, test_files
 from aionn.conformance.cts.run import Failure
-from aionn.conformance.expectations import driver_expectations
+from aionn.conformance.nodes import expectations_of
 from aionn.conformance.random_graphs.graphs import draw_plan
 from aionn.conformance.random_graphs.suite import RandomSettings, locate, operations_of, run_graph
 from aionn.conformance.suite import (
@@ -79,6 +79,7 @@ class _Job(msgspec.Struct, frozen=True):
     driver: str
     isolation: Isolation
     settings: Settings | RandomSettings
+    node: str = ""
 
 
 class _Started(msgspec.Struct, frozen=True, tag=True):
@@ -126,6 +127,7 @@ async def run_suite(
     *,
     contains: str = "",
     isolation: Isolation = "process",
+    node: str = "",
     settings: Settings | None = None,
     jobs: int = 1,
     progress: Callable[[Tally, int], None] | None = None,
@@ -133,23 +135,24 @@ async def run_suite(
     """Runs the conformance data on a registered driver.
 
     Args:
-        driver: The registered name.
+        driver: The registered name; of a node ``NODE/DEVICE``.
         folder: Where the data are.
         contains: Only tests with this in their names; empty for all.
         isolation: Whether the driver runs in a process of its own, one for each job.
+        node: The node's address; empty for a driver of this machine.
         settings: The settings for all tests; None for the defaults. The driver's own lists are put in.
         jobs: Number of processes that share the tests; 1 runs them in this process.
         progress: Called after every test with the counts, and the number of tests.
 
     Raises:
         InvalidArgument: No such driver, no data, or no such test.
-        DeviceUnavailable: The driver cannot be started.
+        DeviceUnavailable: The driver cannot be started, or the node cannot be reached.
     """
     started_s = time.monotonic()
     units, tests = find_units(folder, contains=contains)
-    expectations = driver_expectations(driver)
+    expectations = expectations_of(driver, node)
     settings = msgspec.structs.replace(settings or Settings(), expectations=expectations)
-    job = _Job(driver, isolation, settings)
+    job = _Job(driver, isolation, settings, node)
     tally = Tally()
 
     def operations(name: str) -> Iterable[str]:
@@ -170,6 +173,7 @@ async def run_random_suite(
     numbers: range,
     *,
     isolation: Isolation = "process",
+    node: str = "",
     settings: RandomSettings | None = None,
     jobs: int = 1,
     progress: Callable[[Tally, int], None] | None = None,
@@ -177,23 +181,24 @@ async def run_random_suite(
     """Runs random graphs on a registered driver and compares them with the reference.
 
     Args:
-        driver: The registered name.
+        driver: The registered name; of a node ``NODE/DEVICE``.
         numbers: Which graphs; see ``random_graphs.suite.locate``.
         isolation: Whether the driver runs in a process of its own, one for each job.
+        node: The node's address; empty for a driver of this machine.
         settings: The settings for all graphs; None for the defaults. The driver's own list of differences is put in.
         jobs: Number of processes that share the graphs; 1 runs them in this process.
         progress: Is called after every graph with the counts and the number of graphs.
 
     Raises:
         InvalidArgument: No such driver, set or number.
-        DeviceUnavailable: The driver cannot be started.
+        DeviceUnavailable: The driver cannot be started, or the node cannot be reached.
     """
     started_s = time.monotonic()
     settings = settings or RandomSettings()
     for number in (numbers[0], numbers[-1]) if numbers else ():
         locate(number, settings.contains)
     settings = msgspec.structs.replace(
-        settings, expectations=driver_expectations(driver), is_reference=driver == "reference"
+        settings, expectations=expectations_of(driver, node), is_reference=driver == "reference"
     )
     tally = Tally()
 
@@ -202,7 +207,9 @@ async def run_random_suite(
 
     names = [str(number) for number in numbers]
     units = [Unit("", tuple(names[i : i + UNIT_GRAPHS])) for i in range(0, len(names), UNIT_GRAPHS)]
-    await _run_units(_Job(driver, isolation, settings), units, len(names), operations, tally, jobs, progress)
+    await _run_units(
+        _Job(driver, isolation, settings, node), units, len(names), operations, tally, jobs, progress
+    )
     return tally.report(time.monotonic() - started_s)
 
 
@@ -224,7 +231,7 @@ async def _run_units(
             progress(tally, total)
 
     if jobs == 1:
-        async with open_device_under_test(job.driver, job.isolation) as device:
+        async with open_device_under_test(job.driver, job.isolation, node=job.node) as device:
             for unit in units:
                 for name in unit.names:
                     count(await _run_one(device, name, job.settings, loaded or {}))
@@ -356,7 +363,7 @@ async def _work(job: _Job, lines: BinaryIO) -> None:
         lines.flush()
 
     units = anyio.wrap_file(sys.stdin.buffer)
-    async with open_device_under_test(job.driver, job.isolation) as device:
+    async with open_device_under_test(job.driver, job.isolation, node=job.node) as device:
         while text := await units.readline():
             unit = _UNIT.decode(text)
             tests = {test.name: test for test in load_tests(Path(unit.path))} if unit.path else {}

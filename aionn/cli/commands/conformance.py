@@ -19,12 +19,13 @@ from aionn.cli.numbers import numbers
 from aionn.cli.output import print_json
 from aionn.conformance.computing import Mode
 from aionn.conformance.cts.run import CHECKS, Check
-from aionn.conformance.expectations import driver_expectations
+from aionn.conformance.nodes import expectations_of
 from aionn.conformance.random_graphs.suite import NUMBER_MAX, RandomSettings, chosen_sets
 from aionn.conformance.suite import TIME_LIMIT_S, Isolation, Report, Settings, Tally
 from aionn.conformance.vts.models import DATA_VARIABLE, default_data
 from aionn.conformance.workers import run_random_suite, run_suite
 from aionn.errors import InvalidArgument
+from aionn.fleet.addresses import parse_node
 from aionn.reports.terminal import print_line, print_table, progress_bar
 from aionn.runtime.settings import settings_from
 
@@ -81,6 +82,7 @@ def conformance(
     mode: Mode | None = None,
     check: list[Check] | None = None,
     isolation: Isolation = "process",
+    fleet: str | None = None,
     jobs: Annotated[int | None, numbers(1, JOBS_MAX)] = None,
     time_limit: Annotated[float | None, numbers(0, TIME_LIMIT_S_MAX, "s", is_open=True)] = None,
     everything: Annotated[bool, Parameter(name="--all", negative=())] = False,
@@ -96,7 +98,7 @@ def conformance(
     Exit code 1 means that a test failed.
 
     Args:
-        device: Registered name of a driver, or MODULE:CLASS, in the working directory too.
+        device: Registered name of a driver, or MODULE:CLASS, in the working directory too; with --fleet NODE/DEVICE.
         data: The folder of the data; by default the one that AIONN_CONFORMANCE_DATA names.
         suite: cts is the models and values of the Android CTS, vts is the driver contract, hostile callers included, random is
             random graphs, compared with the reference device, which itself is compared with plain definitions.
@@ -104,6 +106,7 @@ def conformance(
         mode: The way models are executed, by default sync; cts and random.
         check: A check of each test; may be repeated; by default all that apply; cts alone.
         isolation: Run the driver in a process of its own, or in the process that runs the tests.
+        fleet: Address of the node (aionn serve --listen) whose device is tested, such as 127.0.0.1:7463.
         jobs: Number of processes that share the tests; by default the number of usable cores; cts and random.
         time_limit: Seconds that one check or one random graph's execution, or one call of vts, may take; by default 30 and 10.
         everything: Try every mutation of every model of the data instead of a sample; vts alone.
@@ -115,7 +118,9 @@ def conformance(
         json: Print one JSON object.
     """
     settings_from()  # Here, before the processes that read the variables as well.
-    find_driver_module(device)
+    node = _node(device, fleet, isolation)
+    if not node:
+        find_driver_module(device)
     count = min(JOBS_MAX, len(os.sched_getaffinity(0))) if jobs is None else jobs
     options = {
         "--mode": mode, "--jobs": jobs, "--check": check, "--data": data, "--all": everything or None, "--junit": junit,
@@ -128,6 +133,7 @@ def conformance(
             data=data,
             contains=filter,
             isolation=isolation,
+            node=node,
             time_limit=time_limit,
             everything=everything,
             junit=junit,
@@ -138,20 +144,46 @@ def conformance(
     if suite == "random":
         graphs = _numbers(SEEDS_DEFAULT if seeds is None else seeds, first)
         chosen_sets(filter)
-        driver_expectations(device)  # There is such a driver.
+        expectations_of(device, node)  # There is such a driver.
         chosen = RandomSettings(mode or "sync", filter, limit_s, keep=_folder(keep))
         if not json:
             # Before they run: a run that is cut short can be repeated too.
             print_line(f"graphs {graphs.start} to {graphs.stop - 1}")
-        run: Run = partial(run_random_suite, device, graphs, isolation=isolation, settings=chosen, jobs=count)
+        run: Run = partial(
+            run_random_suite, device, graphs, isolation=isolation, node=node, settings=chosen, jobs=count
+        )
     else:
         checks = tuple(c for c in CHECKS if check is None or c in check)
         settings = Settings(mode or "sync", checks, limit_s)
         folder = _data_folder(data)
         run = partial(
-            run_suite, device, folder, contains=filter, isolation=isolation, settings=settings, jobs=count
+            run_suite,
+            device,
+            folder,
+            contains=filter,
+            isolation=isolation,
+            node=node,
+            settings=settings,
+            jobs=count,
         )
     return _report(device, suite, mode or "sync", run, json=json)
+
+
+def _node(device: str, fleet: str | None, isolation: Isolation) -> str:
+    """The address of the node that has the device; empty for a driver of this machine."""
+    if fleet is None:
+        if "/" in device:
+            raise InvalidArgument(f"{device}: the device of a node is tested with --fleet ADDRESS")
+        return ""
+    parse_node(fleet, "--fleet")
+    node, slash, name = device.partition("/")
+    if not (node and slash and name):
+        raise InvalidArgument(
+            f"--fleet: expected a device NODE/DEVICE, as aionn fleet shows it, got {device!r}"
+        )
+    if isolation != "process":
+        raise InvalidArgument("--isolation: the device of a node runs in processes of that node")
+    return fleet
 
 
 def _check_options(suite: Suite, options: Mapping[str, object]) -> None:

@@ -36,6 +36,7 @@ from aionn.conformance.vts.models import (
 )
 from aionn.conformance.vts.paths import PATHS, Path, compute_tests, executing
 from aionn.errors import Error, ErrorStatus
+from aionn.fleet.device import NodeDeviceInfo
 from aionn.hal import DeviceStatus, DeviceType, ExecutionPreference, MemoryKind
 from aionn.validation import check_device_info
 from fences import FenceError, SyncFence
@@ -55,7 +56,9 @@ async def _info_is_legal(subject: VtsSubject) -> None:
         fail("legal information", e)
     if info.type == DeviceType.UNKNOWN:
         fail("a type that the device knows", info.type.name)
-    if info.name.lower() != info.name or "/" in info.name:
+    # A device of a node has two names, each of which is one of a device.
+    device = info.name.partition("/")[2] if isinstance(info, NodeDeviceInfo) else info.name
+    if info.name.lower() != info.name or "/" in device:
         fail("a name of lower-case letters", info.name)
 
 

@@ -186,16 +186,18 @@ async def run_vts(
     driver: str,
     *,
     isolation: Isolation = "process",
+    node: str = "",
     contains: str = "",
     tests: Sequence[CtsTest] = (),
     settings: Settings | None = None,
     progress: Callable[[VtsOutcome, int], None] | None = None,
 ) -> VtsReport:
-    """Runs the suite on a registered driver.
+    """Runs the suite on a registered driver, or on a device of a node.
 
     Args:
-        driver: The registered name.
+        driver: The registered name; of a node ``NODE/DEVICE``.
         isolation: Whether the driver runs in a process of its own.
+        node: The node's address; empty for a driver of this machine.
         contains: Only cases with this in their names; empty for all.
         tests: Conformance models to work on, as from ``load_sample``.
         settings: The settings for all cases; None for the defaults.
@@ -203,12 +205,12 @@ async def run_vts(
 
     Raises:
         InvalidArgument: No such driver or case.
-        DeviceUnavailable: The driver cannot be started.
+        DeviceUnavailable: The driver cannot be started, or the node cannot be reached.
     """
     cases = chosen_cases(contains)
     async with (
-        open_device_under_test(driver, isolation) as device,
-        open_device_under_test(driver, isolation) as other,
+        open_device_under_test(driver, isolation, node=node) as device,
+        open_device_under_test(driver, isolation, node=node) as other,
     ):
         return await run_cases(
             device,
@@ -216,7 +218,7 @@ async def run_vts(
             driver=driver,
             tests=tests,
             settings=settings,
-            is_remote=isolation == "process",
+            is_remote=bool(node) or isolation == "process",
             is_whole=not contains,
             other=other,
             progress=progress,
