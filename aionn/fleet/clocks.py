@@ -58,13 +58,16 @@ class ClockOffset:
         if self._low_ns is not None:
             known_low_ns, known_high_ns = self.bounds_ns(returned_ns)
             if known_low_ns <= high_ns and low_ns <= known_high_ns:
-                low_ns, high_ns = max(low_ns, known_low_ns), min(high_ns, known_high_ns)
+                # With few calls: each execution is an exchange.
+                low_ns = known_low_ns if known_low_ns > low_ns else low_ns
+                high_ns = known_high_ns if known_high_ns < high_ns else high_ns
         self._low_ns, self._high_ns, self._as_of_ns = low_ns, high_ns, returned_ns
 
     def bounds_ns(self, now_ns: int) -> tuple[int, int]:
         """The least and the greatest difference. Only where ``is_known``."""
         assert self._low_ns is not None, "there was no exchange"
-        drift_ns = -(-max(0, now_ns - self._as_of_ns) * DRIFT_PPM // 1_000_000)
+        passed_ns = now_ns - self._as_of_ns
+        drift_ns = -(-passed_ns * DRIFT_PPM // 1_000_000) if passed_ns > 0 else 0
         return self._low_ns - drift_ns, self._high_ns + drift_ns
 
     def uncertainty_ns(self, now_ns: int) -> int:

@@ -73,7 +73,7 @@ MEASURED_BYTES_MIN = 64 << 10
 """Smaller transfers measure the delay more than the rate."""
 
 
-class DataState(enum.Enum):
+class DataState(enum.StrEnum):
     """The state of a data connection."""
 
     OPENING = "opening"
@@ -246,6 +246,7 @@ class DataConnection:
         self.state = DataState.OPENING
         self._control = control
         self._prepared = prepared
+        self.on_heard = control.heard  # See ``WireOwner``.
         self._on_idle = on_idle
         self._on_gone = on_gone
         self._wire: Wire | None = None
@@ -372,10 +373,6 @@ class DataConnection:
 
     # Messages of the node
 
-    def on_heard(self) -> None:
-        """See ``WireOwner``."""
-        self._control.heard()
-
     def on_head(self, head: bytes, body_bytes: int) -> Sequence[memoryview]:
         """See ``WireOwner``."""
         message = decode_from_node(head)
@@ -416,18 +413,19 @@ class DataConnection:
                 f"connection: a result of execution {message.number}, which is not in flight: it was replayed, or belongs to "
                 "another connection"
             )
-        if sum(message.lengths) != body_bytes or any(length < 0 for length in message.lengths):
+        lengths = message.lengths
+        if sum(lengths) != body_bytes or (lengths and min(lengths) < 0):
             raise InvalidArgument("connection: the lengths of the outputs are not those of the body")
         self._outcome = message
         launch = self._launch
         if launch is None or not body_bytes:
             return [memoryview(bytearray(body_bytes))]
         areas = launch.bound.arguments.outputs
-        if len(message.lengths) != len(areas) or any(
-            length > area.buffer.nbytes for area, length in zip(areas, message.lengths, strict=True)
-        ):
+        places = [area.buffer.data[:length] for area, length in zip(areas, lengths, strict=False)]
+        # A view has no more bytes than its area.
+        if len(lengths) != len(areas) or sum([place.nbytes for place in places]) != body_bytes:
             raise InvalidArgument("connection: outputs that are larger than the request's")
-        return [area.buffer.data[:length] for area, length in zip(areas, message.lengths, strict=True)]
+        return places
 
     def on_body(self) -> None:
         """See ``WireOwner``."""

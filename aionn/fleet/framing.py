@@ -87,22 +87,14 @@ class FrameLimits(NamedTuple):
 
 
 class ReadState(enum.Enum):
-    """The part of the stream that comes next."""
+    """The part of the stream that comes next: each follows on the one above it, and LENGTHS on BODY, once that is complete. ENDED
+    follows on a broken rule, and nothing on ENDED."""
 
     PRELUDE = "prelude"
     LENGTHS = "lengths"
     HEAD = "head"
     BODY = "body"
     ENDED = "ended"
-
-
-NEXT = {
-    ReadState.PRELUDE: ReadState.LENGTHS,
-    ReadState.LENGTHS: ReadState.HEAD,
-    ReadState.HEAD: ReadState.BODY,
-    ReadState.BODY: ReadState.LENGTHS,
-}
-"""The part that follows on each, once it is complete; ``ENDED`` follows on a broken rule, and nothing on ``ENDED``."""
 
 
 def frame_lengths(head_bytes: int, body_bytes: int) -> bytes:
@@ -146,11 +138,6 @@ class FrameReader:
     def is_within(self) -> bool:
         return self.state in (ReadState.HEAD, ReadState.BODY) or self._begin != self._end
 
-    @property
-    def is_in_body(self) -> bool:
-        """Whether the next bytes belong to a body whose place is known."""
-        return self.state is ReadState.BODY and bool(self._places)
-
     def buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
         if self.state is ReadState.BODY and self._places and self._begin == self._end:
@@ -159,8 +146,11 @@ class FrameReader:
             self._make_room(len(self._scratch) - (self._end - self._begin) or SCRATCH_BYTES)
         return self._scratch[self._end :]
 
-    def received(self, count: int) -> None:
+    def received(self, count: int) -> bool:
         """Takes note of bytes that were read into ``buffer``.
+
+        Returns:
+            Whether the next bytes belong to a body whose place is known.
 
         Raises:
             ForeignProtocol: They belong to another protocol.
@@ -168,14 +158,15 @@ class FrameReader:
             InvalidArgument: A length is beyond its limit, or the stream is not one of frames any more.
         """
         if self.state is ReadState.ENDED:
-            return
+            return False
         if self.state is ReadState.BODY and self._places and self._begin == self._end:
             self._fill(count)
             if self._places:
-                return
+                return True
         else:
             self._end += count
         self._parse()
+        return self.state is ReadState.BODY and bool(self._places)
 
     def place(self, places: Sequence[memoryview]) -> None:
         """Gives the destination of a body for which ``on_head`` had none yet. Raises as ``received``."""
@@ -197,7 +188,7 @@ class FrameReader:
             return  # ``place`` within ``on_head``: the loop below continues.
         self._is_parsing = True
         try:
-            while self._step():
+            while self._take():
                 pass
         except BaseException:
             self.end()
@@ -205,19 +196,15 @@ class FrameReader:
         finally:
             self._is_parsing = False
 
-    def _step(self) -> bool:
-        """Takes the next complete part; False if more bytes are needed."""
-        have = self._end - self._begin
-        if self.state is ReadState.PRELUDE:
-            _check_mark(bytes(self._scratch[self._begin : self._end]))
-            if have < len(PRELUDE):
-                return False
-            _check_version(bytes(self._taken(len(PRELUDE))))
-        elif self.state is ReadState.LENGTHS:
-            if have < _LENGTHS.size:
+    def _take(self) -> bool:
+        """Takes what is there of the next frame, in one call where all of it is; False if more bytes are needed."""
+        if self.state is ReadState.LENGTHS:
+            if self._end - self._begin < _LENGTHS.size:
                 return False
             self._read_lengths()
-        elif self.state is ReadState.HEAD:
+            self.state = ReadState.HEAD
+        if self.state is ReadState.HEAD:
+            have = self._end - self._begin
             if have < self._head_bytes:
                 if self._head_bytes > len(self._scratch) - self._begin:
                     self._make_room(self._head_bytes - have)
@@ -228,44 +215,49 @@ class FrameReader:
             places = self._on_head(head, self._body_bytes)
             if places is not None:
                 self._take_places(places)
-            return True
-        elif self.state is ReadState.BODY:
-            if self._places is None:
+        if self.state is ReadState.BODY:
+            if self._places and self._begin != self._end:
+                self._copy_body(self._places)
+            if self._places is None or self._places:
                 return False
-            self._copy_body()
-            if self._places:
-                return False
-            self.state = NEXT[self.state]
+            self.state = ReadState.LENGTHS
             self._on_body()
             return True
-        else:
+        return self.state is ReadState.PRELUDE and self._take_prelude()
+
+    def _take_prelude(self) -> bool:
+        _check_mark(bytes(self._scratch[self._begin : self._end]))
+        if self._end - self._begin < len(PRELUDE):
             return False
-        self.state = NEXT[self.state]
+        _check_version(bytes(self._taken(len(PRELUDE))))
+        self.state = ReadState.LENGTHS
         return True
 
     def _read_lengths(self) -> None:
-        mark, self._head_bytes, self._body_bytes = _LENGTHS.unpack(self._taken(_LENGTHS.size))
+        mark, head_bytes, body_bytes = _LENGTHS.unpack(self._taken(_LENGTHS.size))
         if mark != _FRAME_MARK:
             raise InvalidArgument("connection: the bytes that came are not a frame: the stream is damaged")
-        for what, length, limit in (
-            ("head", self._head_bytes, self.limits.head_bytes),
-            ("body", self._body_bytes, self.limits.body_bytes),
-        ):
-            if length > limit:
-                raise InvalidArgument(
-                    f"connection: expected a {what} of at most {limit} bytes, got {length} bytes announced"
-                )
+        if head_bytes > self.limits.head_bytes:
+            raise _too_long("head", head_bytes, self.limits.head_bytes)
+        if body_bytes > self.limits.body_bytes:
+            raise _too_long("body", body_bytes, self.limits.body_bytes)
+        self._head_bytes, self._body_bytes = head_bytes, body_bytes
 
     def _take_places(self, places: Sequence[memoryview]) -> None:
         if self.state is ReadState.ENDED:
             return
-        assert sum(place.nbytes for place in places) == self._body_bytes, "the owner checks the lengths"
-        self._places = [place for place in places if place.nbytes]
+        if len(places) == 1:  # As most executions have it.
+            size_bytes = places[0].nbytes
+            self._places = [places[0]] if size_bytes else []
+        else:
+            size_bytes = sum(place.nbytes for place in places)
+            self._places = [place for place in places if place.nbytes]
+        assert size_bytes == self._body_bytes, "the owner checks the lengths"
 
-    def _copy_body(self) -> None:
-        while self._places and self._begin != self._end:
-            count = min(self._places[0].nbytes, self._end - self._begin)
-            self._places[0][:count] = self._taken(count)
+    def _copy_body(self, places: list[memoryview]) -> None:
+        while places and self._begin != self._end:
+            count = min(places[0].nbytes, self._end - self._begin)
+            places[0][:count] = self._taken(count)
             self._fill(count)
 
     def _fill(self, count: int) -> None:
@@ -277,11 +269,13 @@ class FrameReader:
 
     def _taken(self, count: int) -> memoryview:
         """The next bytes, valid until more are read."""
-        view = self._scratch[self._begin : self._begin + count]
-        self._begin += count
-        if self._begin == self._end:
+        begin = self._begin
+        end = begin + count
+        if end == self._end:
             self._begin = self._end = 0
-        return view
+        else:
+            self._begin = end
+        return self._scratch[begin:end]
 
     def _make_room(self, more: int) -> None:
         """Makes room for so many bytes behind those that are there; the limits bound it."""
@@ -290,6 +284,12 @@ class FrameReader:
         scratch = memoryview(bytearray(size))
         scratch[:have] = self._scratch[self._begin : self._end]
         self._scratch, self._begin, self._end = scratch, 0, have
+
+
+def _too_long(what: str, length: int, limit: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"connection: expected a {what} of at most {limit} bytes, got {length} bytes announced"
+    )
 
 
 def _check_mark(data: bytes) -> None:

@@ -296,7 +296,7 @@ def decode_from_client(head: bytes) -> FromClient | ExecutionFromClient:
     Raises:
         InvalidArgument: It is not one.
     """
-    if head[:1] and head[0] in _ARRAY:
+    if head and head[0] in _ARRAY:
         return _decoded(_executions, head)
     return _decoded(_from_client, head)
 
@@ -307,7 +307,7 @@ def decode_from_node(head: bytes) -> FromNode | Outcome:
     Raises:
         InvalidArgument: It is not one.
     """
-    if head[:1] and head[0] in _ARRAY:
+    if head and head[0] in _ARRAY:
         return _decoded(_outcomes, head)
     return _decoded(_from_node, head)
 

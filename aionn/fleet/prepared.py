@@ -157,15 +157,15 @@ class NodePreparedModel(LaunchingPreparedModel):
             frame=frame,
             left=self._left,
         )
-        launch.watch(self._control.now)
-        if launch.is_done:
-            return launch
-        connection = next(
-            (connection for connection in self._connections if connection.state is DataState.IDLE), None
-        )
-        if connection is not None:
-            connection.submit(launch)
-        elif len(self._waiting) >= WAITING_MAX:
+        if deadline_ns is not None:
+            launch.watch(self._control.now)
+            if launch.is_done:
+                return launch
+        for connection in self._connections:
+            if connection.state is DataState.IDLE:
+                connection.submit(launch)
+                return launch
+        if len(self._waiting) >= WAITING_MAX:
             launch.end(
                 ResourceExhausted(
                     f"{self.device.info.name}: more than {WAITING_MAX} executions wait", transient=True

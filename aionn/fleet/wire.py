@@ -109,8 +109,8 @@ class Wire(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.owner.on_heard()
         try:
-            self.reader.received(nbytes)
-            if self._sock is not None and self.reader.is_in_body and not self._pauses:
+            is_in_body = self.reader.received(nbytes)
+            if is_in_body and self._sock is not None and not self._pauses:
                 self._read_body(self._sock)
         except Error as e:
             self._break(e)
@@ -118,7 +118,8 @@ class Wire(asyncio.BufferedProtocol):
     def _read_body(self, sock: socket.socket) -> None:
         """Reads the present bytes of a body, without a turn of the event loop for each piece."""
         left = READ_BYTES_MAX
-        while self.reader.is_in_body and left > 0:
+        is_in_body = True
+        while is_in_body and left > 0:
             try:
                 count = sock.recv_into(self.reader.buffer())
             except (BlockingIOError, InterruptedError):
@@ -128,7 +129,7 @@ class Wire(asyncio.BufferedProtocol):
             if not count:
                 return
             left -= count
-            self.reader.received(count)
+            is_in_body = self.reader.received(count)
 
     def eof_received(self) -> bool:
         return False
@@ -185,13 +186,16 @@ class Wire(asyncio.BufferedProtocol):
         parts = [memoryview(head), *body]
         if len(parts) > PARTS_MAX:
             parts = [memoryview(b"".join(parts))]
-        if self._sock is not None and not transport.get_write_buffer_size():
+        sock = self._sock
+        if sock is not None and not transport.get_write_buffer_size():
             try:
-                sent = self._sock.sendmsg(parts)
+                sent = sock.sendmsg(parts)
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError as e:
                 self.close(words_of_loss(e))
+                return
+            if sent == sum([part.nbytes for part in parts]):
                 return
             parts = _behind(parts, sent)
         elif sum(part.nbytes for part in body) <= JOINED_BYTES_MAX:

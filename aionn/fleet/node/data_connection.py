@@ -37,6 +37,7 @@ from aionn.fleet.node.quotas import ClientAccount
 from aionn.fleet.node.reservations import NodeFrame
 from aionn.fleet.wire import Wire
 from aionn.hal import (
+    NO_TIMING,
     Burst,
     DataLocation,
     ExecutionResult,
@@ -99,7 +100,7 @@ class DataOwner(Hashable, Protocol):
         ...
 
 
-class DataState(enum.Enum):
+class DataState(enum.StrEnum):
     """The state of a data connection."""
 
     OPENING = "opening"
@@ -143,6 +144,7 @@ class DataConnection:
         self._identifier = -1
         self._request = Request((), (), ())
         self._inputs: list[memoryview] = []
+        self._outputs: tuple[tuple[OutputShape, ...], list[memoryview]] | None = None
         self._input_bytes = 0
         self._submit: Submit | None = None
         self._received_ns = 0
@@ -152,6 +154,7 @@ class DataConnection:
         self._frame: NodeFrame | None = None
         self._error: Error = GeneralFailure("node: nothing was launched")
         self._wake: asyncio.Future[None] | None = None
+        self.on_heard = owner.heard  # See ``WireOwner``.
         wire.owner = self
         wire.reader.limits = DATA_LIMITS
         model.connections.add(self)
@@ -260,6 +263,7 @@ class DataConnection:
         if pool is not None:
             pool.close()
         self._inputs = []
+        self._outputs = None
         self._request = Request((), (), ())
         self._owner.account.give_back("memory_bytes", self._pool_bytes)
         self._pool_bytes = 0
@@ -341,13 +345,13 @@ class DataConnection:
         body: list[memoryview] = []
         status, message = ErrorStatus.NONE, ""
         shapes: tuple[OutputShape, ...] = ()
-        timing = ExecutionResult().timing
+        timing = NO_TIMING
         if isinstance(result, Error):
             status, message = status_of(result), str(result)[:TEXT_CHARACTERS_MAX]
         else:
             shapes, timing = result.output_shapes, result.timing
             if result.output_sufficient_size:
-                body = self._outputs(shapes)
+                body = self._outputs_of(shapes)
             else:
                 status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
         outcome = Outcome(
@@ -365,8 +369,14 @@ class DataConnection:
         )
         self._wire.send(framed(outcome, sum(outcome.lengths)), body)
 
-    def _outputs(self, shapes: Sequence[OutputShape]) -> list[memoryview]:
+    def _outputs_of(self, shapes: tuple[OutputShape, ...]) -> list[memoryview]:
         """The bytes of the outputs: of each as many as its shape has, where the node knows that."""
+        # A burst answers with the same shapes again.
+        if self._outputs is None or self._outputs[0] is not shapes:
+            self._outputs = shapes, self._located(shapes)
+        return self._outputs[1]
+
+    def _located(self, shapes: Sequence[OutputShape]) -> list[memoryview]:
         assert self._pool is not None, "executed on it"
         data = self._pool.array.data
         parts = []
@@ -380,10 +390,6 @@ class DataConnection:
         return parts
 
     # Messages of the client
-
-    def on_heard(self) -> None:
-        """See ``WireOwner``."""
-        self._owner.heard()
 
     def on_head(self, head: bytes, body_bytes: int) -> Sequence[memoryview]:
         """See ``WireOwner``."""

@@ -170,18 +170,22 @@ class ClientAccount:
         Raises:
             ResourceExhausted: The quota would be exceeded; nothing is taken then. Persistent if the amount alone exceeds it.
         """
-        if amount > self._of_name.left(what):
-            quota = getattr(self._of_name.quotas, what)
+        # With few calls: each execution takes one.
+        of_name = self._of_name
+        quota = getattr(of_name.quotas, what)
+        if amount > quota - of_name.taken[what]:
             raise ResourceExhausted(
-                f"node, {what.replace('_', ' ')}: the clients of {self.name} may have {quota}, have {self._of_name.taken[what]}, "
+                f"node, {what.replace('_', ' ')}: the clients of {self.name} may have {quota}, have {of_name.taken[what]}, "
                 f"asked for {amount} more ({_OPTION})",
                 transient=amount <= quota,
             )
-        self._add(what, amount)
+        of_name.taken[what] += amount
+        self._taken[what] += amount
 
     def give_back(self, what: str, amount: int = 1) -> None:
         """Undoes ``take``."""
-        self._add(what, -amount)
+        self._of_name.taken[what] -= amount
+        self._taken[what] -= amount
         assert self._taken[what] >= 0, f"{what}: more is given back than was taken"
 
     def _add(self, what: str, amount: int) -> None:

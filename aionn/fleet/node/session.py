@@ -128,7 +128,7 @@ class Session:
         self.models: dict[int, ServedModel] = {}
         self._wire = wire
         self._open_device = open_device
-        self._now = now
+        self.now = self._now = now
         self._node = node
         self._greeting = greeting
         self._figures = figures
@@ -140,14 +140,10 @@ class Session:
         self._calls: dict[int, anyio.CancelScope] = {}
         self._in_progress = 0
         self._carried: tuple[bytes, list[Memory]] = b"", []
-        self._heard_s = anyio.current_time()
+        self._heard_ns = now()
         self._over = anyio.Event()
         wire.owner = self
         wire.reader.limits = CONTROL_LIMITS
-
-    def now(self) -> int:
-        """See ``DataOwner``."""
-        return self._now()
 
     def frame(self, reservation: int) -> NodeFrame | None:
         """See ``DataOwner``."""
@@ -213,7 +209,7 @@ class Session:
                 self._notify(self._room)
             if self.is_busy and not self._wire.is_congested:
                 self._wire.send(framed(Heartbeat()))
-            if anyio.current_time() - self._heard_s > SILENT_S_MAX:
+            if self._now() - self._heard_ns > SILENT_S_MAX * 1e9:
                 self._wire.abort(f"the client was silent for {SILENT_S_MAX:g} s")
 
     def _notify(self, notice: Withdrawn | Room) -> None:
@@ -272,11 +268,11 @@ class Session:
 
     def heard(self) -> None:
         """See ``DataOwner``."""
-        self._heard_s = anyio.current_time()
+        self._heard_ns = self._now()
 
     def on_heard(self) -> None:
         """See ``WireOwner``."""
-        self._heard_s = anyio.current_time()
+        self._heard_ns = self._now()
 
     def on_head(self, head: bytes, body_bytes: int) -> Sequence[memoryview] | None:
         """See ``WireOwner``."""
