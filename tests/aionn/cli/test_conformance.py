@@ -166,6 +166,13 @@ def test_progress_is_shown_on_a_terminal(data: Path) -> None:
             ("reference", "--suite", "vts", "--junit", "{data}/a/b"),
             "a file that can be written: its folder does not exist",
         ),
+        (("edge1/reference", "--suite", "vts"), "the device of a node is tested with --fleet ADDRESS"),
+        (("reference", "--fleet", "127.0.0.1:1"), "--fleet: expected a device NODE/DEVICE"),
+        (("edge1/reference", "--fleet", "other:1"), "--fleet: 'other:1' leads to another machine"),
+        (
+            ("edge1/reference", "--fleet", "127.0.0.1:1", "--isolation", "in_process"),
+            "--isolation: the device of a node runs in processes of that node",
+        ),
         (("nowhere:Device", "--suite", "vts"), "cannot be loaded: ModuleNotFoundError"),
         (("json:dumps", "--suite", "vts", "--data", "{data}"), "driver 'json:dumps' makes no device"),
     ],
