@@ -98,7 +98,6 @@ class ControlConnection:
         clock: The node's.
         round_trip: Of small messages.
         way: Of executions with their inputs, from here to the node.
-        heard: To be called when bytes come on a data connection.
         on_notice: Called with each notice about reservations, and with None when the node is lost; None if nothing is reserved.
         state: Of the connection.
         why_lost: The reason, once it is.
@@ -117,7 +116,6 @@ class ControlConnection:
         self.state = ControlState.CONNECTING
         self.why_lost = ""
         self._liveness = Liveness(max(1, address.silence_ms * 1_000_000 // HEARTBEAT_NS))
-        self.heard = self._liveness.heard
         self._wire = Wire(REPLY_LIMITS)
         self._wire.owner = self
         self._greeted: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
@@ -280,6 +278,10 @@ class ControlConnection:
             self._lose(f"it was silent for {self.address.silence_ms} ms while work was out")
         elif self._work > 0:
             self._look_timer = asyncio.get_running_loop().call_later(HEARTBEAT_NS / 1e9, self._look)
+
+    def heard(self) -> None:
+        """Bytes came, on this connection or on a data connection."""
+        self._liveness.heard()
 
     def on_heard(self) -> None:
         """See ``WireOwner``."""

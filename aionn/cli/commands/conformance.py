@@ -119,8 +119,6 @@ def conformance(
     """
     settings_from()  # Here, before the processes that read the variables as well.
     node = _node(device, fleet, isolation)
-    if not node:
-        find_driver_module(device)
     count = min(JOBS_MAX, len(os.sched_getaffinity(0))) if jobs is None else jobs
     options = {
         "--mode": mode, "--jobs": jobs, "--check": check, "--data": data, "--all": everything or None, "--junit": junit,
@@ -170,10 +168,11 @@ def conformance(
 
 
 def _node(device: str, fleet: str | None, isolation: Isolation) -> str:
-    """The address of the node that has the device; empty for a driver of this machine."""
+    """The address of the node that has the device; empty for a driver of this machine, whose module can be found then."""
     if fleet is None:
         if "/" in device:
             raise InvalidArgument(f"{device}: the device of a node is tested with --fleet ADDRESS")
+        find_driver_module(device)
         return ""
     parse_node(fleet, "--fleet")
     node, slash, name = device.partition("/")
