@@ -17,6 +17,9 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from aionn.errors import DeviceUnavailable, InvalidArgument
 from aionn.platform.files import place_of
 
@@ -85,20 +88,30 @@ class RgbScaler:
         # One for all pictures: it keeps swscale's tables.
         self._reformatter = module.VideoReformatter()
         self._method = module.Interpolation[interpolation.upper()]
+        self._format = av.VideoFormat("rgb24")  # Its name would be looked up for each picture.
         self._threads = {"threads": 1}
 
-    def __call__(self, picture: Any, width: int, height: int) -> Any:
-        """Pixels of a picture, uint8 ``[height, width, 3]``; the rows may be padded, and the memory is not used again."""
+    def __call__(self, picture: Any, width: int, height: int) -> npt.NDArray[np.uint8]:
+        """Pixels of a picture, uint8 ``[height, width, 3]``, in memory of their own."""
+        pixels: npt.NDArray[np.uint8] = self._scaled(picture, width, height).to_ndarray()
+        return pixels
+
+    def rows(self, picture: Any, width: int, height: int) -> npt.NDArray[np.uint8]:
+        """Pixels of a picture, uint8 ``[height, width * 3]``, where FFmpeg has put them, for a caller that copies them: the rows
+        may be padded."""
+        plane = self._scaled(picture, width, height).planes[0]
+        return np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[:height, : width * 3]
+
+    def _scaled(self, picture: Any, width: int, height: int) -> Any:
         try:
-            scaled = self._reformatter.reformat(
-                picture, width, height, "rgb24", interpolation=self._method, **self._threads
+            return self._reformatter.reformat(
+                picture, width, height, self._format, interpolation=self._method, **self._threads
             )
         except TypeError:
             if not self._threads:
                 raise
             self._threads = {}  # Older versions of PyAV have no such argument.
-            return self(picture, width, height)
-        return scaled.to_ndarray()
+            return self._scaled(picture, width, height)
 
 
 @contextlib.contextmanager

@@ -74,8 +74,9 @@ class JpegDecoder:
             av.error.FFmpegError: It cannot be decoded.
         """
         pictures = self._pictures(packet)
-        if pictures:
-            self.size = self._decoder.coded_width, self._decoder.coded_height
+        size = self._decoder.coded_width, self._decoder.coded_height
+        if pictures and size != self.size:
+            self.size = size
             needed = halvings(self.size, self._wanted)
             if needed != self._halvings:
                 self._decoder = self._made()

@@ -51,6 +51,7 @@ class Grab(msgspec.Struct):
         time_s: Seconds since the source's first item.
         lost_before: Items that were lost before this one since the last.
         follows_gap: Whether the source was lost before it, or its clock was set.
+        is_last: Whether the capture knows that none waits behind it, so that it need not be asked.
     """
 
     slot: int
@@ -62,6 +63,7 @@ class Grab(msgspec.Struct):
     time_s: float = 0.0
     lost_before: int = 0
     follows_gap: bool = False
+    is_last: bool = False
 
     def lost_since(self, last: int | None) -> int:
         """Items that the device lost since the one with the number ``last``; 0 if either has none, or if the counter was set."""

@@ -470,22 +470,24 @@ class LiveSource(InThisProcess, Generic[T]):
         count = 0
         was_starved = False
         grabs: list[Grab] = []
+        depth, queued = capture.depth, len(self._queue)
+        # Under ``"all"`` none is dequeued that the queue cannot take.
+        room = (self._queue.capacity if self._queue.keeps_all else depth + 1) - queued
         try:
-            while count < capture.depth and len(grabs) + len(self._queue) < self._room(capture):
+            while count < depth and len(grabs) < room:
                 grab = capture.dequeue(self._now())
                 if grab is None:
                     break
                 count += 1
                 if self._is_good(capture, grab):
                     grabs.append(grab)
-            was_starved = count >= capture.depth - len(self._queue) - (self._converting is not None)
+                if grab.is_last:
+                    break
+            was_starved = count >= depth - queued - (self._converting is not None)
         finally:
-            self._keep(capture, grabs, was_starved)
+            if grabs:
+                self._keep(capture, grabs, was_starved)
         return count
-
-    def _room(self, capture: Capture[T]) -> int:
-        """Items that may be held at a time: under ``"all"`` none is dequeued that the queue cannot take."""
-        return self._queue.capacity if self._queue.keeps_all else capture.depth + 1
 
     def _is_good(self, capture: Capture[T], grab: Grab) -> bool:
         """Counts an item's losses and numbers it; requeues a damaged one."""
@@ -529,29 +531,27 @@ class LiveSource(InThisProcess, Generic[T]):
 
     def _keep(self, capture: Capture[T], grabs: list[Grab], was_starved: bool) -> None:
         """Puts items into the queue, and gives the buffers of those that are dropped back."""
-        if grabs and self._queue.keeps_latest:
+        are_stale = False
+        if self._queue.keeps_latest:
             age_ns = self._now() - grabs[-1].captured.at_ns
             are_stale = is_stale(age_ns, capture.period_ns, was_starved)
-        else:
-            are_stale = False
         for grab in grabs:
             self._presented += 1
             dropped = grab if are_stale else self._queue.put(grab)
             if dropped is not None:
                 self._dropped += 1
                 capture.requeue(dropped)
-        if grabs:
-            if self._unexchanged < UNEXCHANGED_MAX and self._conversion_ns <= PREPARED_NS_MAX:
-                self._prepare(capture)
-            if capture.is_immediate:
-                self._expectation.end()
-            self._changed.announce()
+        if capture.is_immediate:
+            self._expectation.end()
+        elif self._unexchanged < UNEXCHANGED_MAX and self._conversion_ns <= PREPARED_NS_MAX:
+            self._prepare()
+        self._changed.announce()
 
     # Conversion
 
-    def _prepare(self, capture: Capture[T]) -> None:
+    def _prepare(self) -> None:
         """Begins to convert the newest item for the next exchange."""
-        if not capture.is_immediate and len(self._queue) and self._converting is None:
+        if len(self._queue) and self._converting is None:
             self._convert_next()
 
     def _convert_next(self) -> None:

@@ -25,12 +25,14 @@ from collections import deque
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from aionn.media.live.capture import Grab, SourceUnavailable
 from aionn.media.live.clock import CaptureTime, MediaClock, sender_time
 from aionn.media.network_streams.addresses import masked
 from aionn.media.network_streams.messages import (
     AUDIO_SLOT_SAMPLES,
+    COUNTER_BYTES,
     MESSAGE_BYTES_MAX,
     Ended,
     Filled,
@@ -86,7 +88,7 @@ class StreamProcess:
     Attributes:
         name: The source, for messages.
         opened: The description of the stream.
-        views: Its slots.
+        views: Its slots, uint8: ``[height, width, 3]`` of pictures, ``[bytes]`` of sound.
     """
 
     def __init__(self, start: Start, name: str | None = None) -> None:
@@ -94,7 +96,7 @@ class StreamProcess:
         self._limit_s = start.open_s_max
         self._end_s = time.monotonic() + start.open_s_max
         self._memory: mmap.mmap | None = None
-        self.views: list[Any] = []
+        self.views: list[npt.NDArray[np.uint8]] = []
         try:
             self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -144,26 +146,33 @@ class StreamProcess:
             SourceUnavailable: The process has ended, or sends nonsense.
         """
         try:
-            data = self._received()
+            data = self._link.recv(MESSAGE_BYTES_MAX)
         except BlockingIOError:
             return None
-        except OSError:
-            data = b""
+        except OSError as e:
+            data = self._last_message(e)
         if not data:
             raise SourceUnavailable(f"{self.name}: {self._last_words()}")
         return decode(data, self.name)
 
-    def _received(self) -> bytes:
-        try:
-            return self._link.recv(MESSAGE_BYTES_MAX)
-        except ConnectionResetError:
+    def _last_message(self, error: OSError) -> bytes:
+        """A message of a process that has ended; empty if there is none."""
+        if isinstance(error, ConnectionResetError):
             # The process ended with messages unread. That is reported once, before its own last messages, which are still here.
-            return self._link.recv(MESSAGE_BYTES_MAX)
+            with contextlib.suppress(OSError):
+                return self._link.recv(MESSAGE_BYTES_MAX)
+        return b""
+
+    def has_sent(self, number: int) -> bool:
+        """Whether the last item that the process has sent has this number, modulo 256; the process may claim any."""
+        return self._memory is not None and self._memory[-1] == number
 
     def release(self, slot: int) -> None:
         """Has a slot filled again. It raises nothing."""
-        with contextlib.suppress(OSError):
-            self._link.send(bytes([slot]))
+        try:
+            self._link.send(bytes((slot,)))
+        except OSError:
+            return
 
     def close(self) -> None:
         """Ends the process, reaps it and frees the memory. It raises nothing."""
@@ -226,7 +235,7 @@ class StreamProcess:
                 f"give a smaller size"
             )
         try:
-            descriptor, self._memory = _shared_memory(total)
+            descriptor, self._memory = _shared_memory(total + COUNTER_BYTES)
         except OSError as e:
             raise SourceUnavailable(
                 f"{self.name}: no memory for {slots} buffers of {slot_bytes} bytes: {e.strerror or e}"
@@ -235,8 +244,11 @@ class StreamProcess:
             socket.send_fds(self._link, [b"memory"], [descriptor])
         finally:
             os.close(descriptor)
-        whole = memoryview(self._memory)
-        self.views = [whole[slot * slot_bytes : (slot + 1) * slot_bytes] for slot in range(slots)]
+        opened = self.opened
+        shape = (
+            (slots, opened.height, opened.width, 3) if self._start.kind == "video" else (slots, slot_bytes)
+        )
+        self.views = list(np.frombuffer(self._memory, np.uint8, total).reshape(shape))
 
 
 def _shared_memory(size: int) -> tuple[int, mmap.mmap]:
@@ -316,11 +328,14 @@ class _Receiving(Generic[T]):
         return message
 
     def _is_valid(self, message: Filled) -> bool:
-        is_free = 0 <= message.slot < self._slots and message.slot not in self._held
-        counts = message.dropped, message.damaged
-        is_free = is_free and all(0 <= count <= COUNT_MAX for count in counts)
-        is_free = is_free and (message.sender_ns is None or abs(message.sender_ns) <= SENDER_NS_MAX)
-        return is_free and 0 < message.used <= self._process.opened.slot_bytes
+        return (
+            0 <= message.slot < self._slots
+            and message.slot not in self._held
+            and 0 <= message.dropped <= COUNT_MAX
+            and 0 <= message.damaged <= COUNT_MAX
+            and (message.sender_ns is None or abs(message.sender_ns) <= SENDER_NS_MAX)
+            and 0 < message.used <= self._process.opened.slot_bytes
+        )
 
     def _captured(self, message: Filled, now_ns: int) -> tuple[CaptureTime, bool]:
         """The time of capture, and whether the stream's clock was set."""
@@ -355,18 +370,19 @@ class _Receiving(Generic[T]):
 
 
 class VideoCapture(_Receiving[Frame]):
-    """Pictures of a stream."""
+    """Pictures of a stream.
 
-    @property
-    def is_immediate(self) -> bool:
-        """Pictures of the size of a model's input are copied faster than a thread is woken."""
-        return self._process.opened.slot_bytes <= IMMEDIATE_BYTES_MAX
+    Attributes:
+        is_immediate: Whether pictures have the size of a model's input, which are copied faster than a thread is woken.
+        period_ns: By the rate that the stream names.
+    """
 
-    @property
-    def period_ns(self) -> int | None:
-        """By the rate that the stream names."""
-        rate = self._process.opened.rate
-        return int(1e9 / rate) if 0.001 < rate < 10_000 else None
+    def __init__(self, process: StreamProcess, slots: int, clock: StreamClock = "arrival") -> None:
+        super().__init__(process, slots, clock)
+        opened = process.opened
+        self._number = 0
+        self.is_immediate = opened.slot_bytes <= IMMEDIATE_BYTES_MAX
+        self.period_ns: int | None = int(1e9 / opened.rate) if 0.001 < opened.rate < 10_000 else None
 
     def dequeue(self, now_ns: int) -> Grab | None:
         """See `aionn.media.live.capture.Capture`."""
@@ -374,7 +390,7 @@ class VideoCapture(_Receiving[Frame]):
         if message is None:
             return None
         opened = self._process.opened
-        if message.used != opened.width * opened.height * 3:
+        if message.used != opened.slot_bytes:
             raise SourceUnavailable(
                 f"{self.name}: expected {opened.width}x{opened.height} pixels, got {message.used} bytes; the process "
                 f"that decodes is at "
@@ -383,7 +399,9 @@ class VideoCapture(_Receiving[Frame]):
         captured, was_set = self._captured(message, now_ns)
         self._held.add(message.slot)
         lost = message.dropped + message.damaged
-        return Grab(message.slot, captured, lost_before=lost, follows_gap=was_set)
+        self._number = (self._number + 1) & 0xFF
+        is_last = self._process.has_sent(self._number)
+        return Grab(message.slot, captured, lost_before=lost, follows_gap=was_set, is_last=is_last)
 
     def requeue(self, grab: Grab) -> None:
         """See `aionn.media.live.capture.Capture`."""
@@ -392,13 +410,10 @@ class VideoCapture(_Receiving[Frame]):
 
     def convert(self, grab: Grab) -> Frame:
         """See `aionn.media.live.capture.Capture`."""
-        opened = self._process.opened
-        used = opened.width * opened.height * 3
-        # The process could write while this is read, which changes the picture and nothing else.
-        data = np.frombuffer(self._process.views[grab.slot], np.uint8, used).copy()
         captured = grab.captured
         return Frame(
-            data.reshape(opened.height, opened.width, 3),
+            # The process could write while this is read, which changes the picture and nothing else.
+            self._process.views[grab.slot].copy(),
             captured.at_ns,
             grab.index,
             grab.time_s,

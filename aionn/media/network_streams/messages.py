@@ -19,6 +19,7 @@ from aionn.media.network_streams.addresses import masked
 
 __all__ = [
     "AUDIO_SLOT_SAMPLES",
+    "COUNTER_BYTES",
     "Ended",
     "Filled",
     "MESSAGE_BYTES_MAX",
@@ -36,6 +37,10 @@ MESSAGE_BYTES_MAX = 65_536
 
 AUDIO_SLOT_SAMPLES = 16_384
 """Samples of a slot; a decoder's frame has up to some thousand, and a longer one is divided."""
+
+COUNTER_BYTES = 1
+"""The shared memory ends with the number of items that were sent, modulo 256, so that the receiver of the last one need not ask the
+socket for another. There are fewer buffers than that."""
 
 TEXT_MAX = 1_000
 """Characters of a reason."""
@@ -76,7 +81,7 @@ class Start(msgspec.Struct, frozen=True):
         return f"<Start {self.kind} {masked(self.url)}>"
 
 
-class Opened(msgspec.Struct, frozen=True, tag="opened"):
+class Opened(msgspec.Struct, frozen=True, tag="opened", array_like=True):
     """The stream is open.
 
     Attributes:
@@ -92,7 +97,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     rate: float
 
 
-class Filled(msgspec.Struct, frozen=True, tag="filled"):
+class Filled(msgspec.Struct, frozen=True, tag="filled", array_like=True):
     """A buffer is filled.
 
     Attributes:
@@ -114,7 +119,7 @@ class Filled(msgspec.Struct, frozen=True, tag="filled"):
     sender_ns: int | None = None
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class Ended(msgspec.Struct, frozen=True, tag="ended", array_like=True):
     """The stream ended, or cannot be opened.
 
     Attributes:

@@ -31,6 +31,7 @@ from aionn.errors import DeviceUnavailable
 from aionn.media.network_streams.addresses import without_credentials
 from aionn.media.network_streams.messages import (
     AUDIO_SLOT_SAMPLES,
+    COUNTER_BYTES,
     MESSAGE_BYTES_MAX,
     Ended,
     Filled,
@@ -102,7 +103,7 @@ class _Outlet:
     Args:
         start: The parent's wishes.
         link: The socket to the parent.
-        memory: The slots.
+        memory: The slots, and the counter behind them.
         slot_bytes: Length of one.
         slots: Those that are free.
     """
@@ -116,6 +117,11 @@ class _Outlet:
         self._views = [
             np.frombuffer(memory, np.uint8, slot_bytes, slot * slot_bytes) for slot in range(start.slots)
         ]
+        # The same memory as items of the last shape, which seldom changes.
+        self._shaped: dict[int, Any] = {}
+        self._memory = memory
+        self._counter = slot_bytes * start.slots
+        self._sent = 0
         self._dropped = 0
         self._damaged = 0
         self._damaged_row = 0
@@ -128,10 +134,17 @@ class _Outlet:
             self._dropped += 1
             return
         used = item.nbytes
-        self._views[slot][:used].view(item.dtype).reshape(item.shape)[...] = item
+        shaped = self._shaped.get(slot)
+        if shaped is None or shaped.shape != item.shape:
+            shaped = self._views[slot][:used].view(item.dtype).reshape(item.shape)
+            self._shaped[slot] = shaped
+        np.copyto(shaped, item)
         arrival_ns = time.monotonic_ns()
         filled = Filled(slot, used, media_ns, arrival_ns, self._dropped, self._damaged, sender_ns)
         self._dropped = self._damaged = 0
+        # Before the message: whoever has that one must not see an older number.
+        self._sent = (self._sent + 1) & 0xFF
+        self._memory[self._counter] = self._sent
         self._link.send(encode(filled))
 
     def count_damaged(self) -> None:
@@ -209,13 +222,12 @@ def _stream(start: Start, link: socket.socket, slots: _Slots) -> None:
     link.send(encode(opened))
     # The parent's answer is the memory, which it has made itself and whose size cannot change.
     _, descriptors, _, _ = socket.recv_fds(link, 16, 1)
-    memory = mmap.mmap(descriptors[0], opened.slot_bytes * start.slots)
+    memory = mmap.mmap(descriptors[0], opened.slot_bytes * start.slots + COUNTER_BYTES)
     os.close(descriptors[0])
     outlet = _Outlet(start, link, memory, opened.slot_bytes, slots)
     items = _frames if start.kind == "video" else _sounds
-    has_clock = _has_clock(container)
     for item, media_ns in items(start, av, container, stream, outlet, opened):
-        outlet.put(item, media_ns if has_clock else None, _sender_ns(container, media_ns))
+        outlet.put(item, media_ns, None if media_ns is None else _sender_ns(container, media_ns))
 
 
 def _open(start: Start, av: Any) -> Any:
@@ -286,11 +298,11 @@ def _has_clock(container: Any) -> bool:
     return not int(container.format.flags) & NO_TIME_STAMPS
 
 
-def _sender_ns(container: Any, media_ns: int | None) -> int | None:
+def _sender_ns(container: Any, media_ns: int) -> int | None:
     """The sender's clock for a time stamp: FFmpeg knows it once a report of an RTP sender has come. Older PyAV does not return
     it."""
     start_us = getattr(container, "start_time_realtime", None)
-    return None if start_us is None or media_ns is None else int(start_us) * 1_000 + media_ns
+    return None if start_us is None else int(start_us) * 1_000 + media_ns
 
 
 def _media_ns(item: Any) -> int | None:
@@ -310,7 +322,8 @@ def _jpeg_decoder(start: Start, av: Any, stream: Any) -> JpegDecoder | None:
 def _frames(
     start: Start, av: Any, container: Any, stream: Any, outlet: _Outlet, opened: Opened
 ) -> Iterator[tuple[Any, int | None]]:
-    scale = RgbScaler(av)
+    scale = RgbScaler(av).rows
+    has_clock = _has_clock(container)
     jpeg = _jpeg_decoder(start, av, stream)
     for picture in _decoded(container, stream, outlet, av, stream.decode if jpeg is None else jpeg.decode):
         size = (picture.width, picture.height) if jpeg is None else jpeg.size
@@ -320,16 +333,17 @@ def _frames(
                 f"the size changed from {opened.width}x{opened.height} to {size[0]}x{size[1]}",
                 is_permanent=False,
             )
-        yield scale(picture, opened.width, opened.height), _media_ns(picture)
+        yield scale(picture, opened.width, opened.height), _media_ns(picture) if has_clock else None
 
 
 def _sounds(
     start: Start, av: Any, container: Any, stream: Any, outlet: _Outlet, opened: Opened
 ) -> Iterator[tuple[Any, int | None]]:
+    has_clock = _has_clock(container)
     resampler = av.AudioResampler(format="fltp", rate=start.sample_rate_hz)
     for sound in _decoded(container, stream, outlet, av, stream.decode):
         # The end of a sound is captured when it arrives.
-        end_ns = _media_ns(sound)
+        end_ns = _media_ns(sound) if has_clock else None
         if end_ns is not None and sound.sample_rate:
             end_ns += sound.samples * 1_000_000_000 // sound.sample_rate
         for part in resampler.resample(sound):

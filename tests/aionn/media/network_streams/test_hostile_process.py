@@ -1,5 +1,6 @@
 """What the process that decodes could send if a stream had taken it over: every number is checked before it is used."""
 
+import mmap
 import socket
 
 import msgspec
@@ -210,6 +211,37 @@ def test_last_words_of_a_process_arrive_although_it_left_messages_unread(link):
     assert pictures.dequeue(NOW).slot == 1
     with pytest.raises(SourceUnavailable, match="the server ended the stream"):
         pictures.dequeue(NOW)
+
+
+@pytest.mark.parametrize("counted", [0, 1, 255])
+def test_picture_is_the_last_if_the_process_has_counted_no_other_and_a_false_count_loses_none(link, counted):
+    process, theirs = link(encode(GOOD))
+    video = VideoCapture(process, 4)
+    process._memory[-1] = counted
+    theirs.send(encode(Filled(0, 64 * 48 * 3, None, NOW, 0, 0)))
+    theirs.send(encode(Filled(1, 64 * 48 * 3, None, NOW, 0, 0)))
+    assert video.dequeue(NOW).is_last == (counted == 1)
+    assert video.dequeue(NOW).slot == 1
+    assert video.dequeue(NOW) is None
+
+
+def test_process_counts_an_item_before_it_sends_it():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, mmap.mmap(-1, 2 * 12 + 1) as memory:
+        slots = process_module._Slots(theirs, 2)
+        outlet = process_module._Outlet(start(slots=2), theirs, memory, 12, slots)
+        for number in range(1, 600):
+            outlet.put(np.full((2, 6), number % 251, np.uint8), None, None)
+            filled = decode(ours.recv(1000), "test")
+            assert memory[-1] == number % 256
+            assert set(memory[filled.slot * 12 :][:12]) == {number % 251}
+            ours.send(bytes([filled.slot]))
+        del outlet
+
+
+def test_sound_whose_announcement_has_a_size_of_pictures_does_no_harm(link):
+    process, _ = link(encode(Opened(AUDIO_SLOT_SAMPLES * 4, 5, 7, 0.0)), start("audio"))
+    assert process.views[3].shape == (AUDIO_SLOT_SAMPLES * 4,)
 
 
 def test_sounds_that_are_not_whole_or_not_numbers_do_no_harm(link):
