@@ -123,6 +123,42 @@ def test_delay_is_bounded_however_long_the_camera_is_twice_as_fast(keep, minutes
     assert missed >= frames * 0.4
 
 
+class Counting(Device):
+    """A device that knows which of its items is the last one that waits."""
+
+    def __init__(self, virtual):
+        super().__init__(virtual)
+        self.answers = []
+
+    def dequeue(self, now_ns):
+        grab = super().dequeue(now_ns)
+        if grab is not None:
+            grab.is_last = not self.filled
+        self.answers.append(grab)
+        return grab
+
+
+@pytest.mark.parametrize("waiting", [1, 2, 4])
+def test_newest_item_wins_and_a_capture_that_knows_its_last_one_is_not_asked_for_another(waiting):
+    clock = VirtualClock(pin_descriptors=False, stuck_s=60)
+
+    async def body():
+        device = Counting(clock)
+        source = LiveSource(Opener(device), name="test", reconnect=None, now=lambda: clock.now_ns)
+        with clock.pin("opening"):
+            await source.__aenter__()
+        for _ in range(waiting):
+            device.fill()
+        frame = await anext(source)
+        with clock.pin("closing"):
+            await source.__aexit__(None, None, None)
+        return frame.index, device.answers
+
+    index, answers = run(body, clock=clock)
+    assert index == waiting - 1
+    assert len(answers) == waiting and None not in answers
+
+
 def test_second_consumer_is_rejected_while_the_first_waits():
     clock = VirtualClock(pin_descriptors=False, stuck_s=60)
 
