@@ -142,7 +142,7 @@ class _Outlet:
         arrival_ns = time.monotonic_ns()
         filled = Filled(slot, used, media_ns, arrival_ns, self._dropped, self._damaged, sender_ns)
         self._dropped = self._damaged = 0
-        # Before the message: whoever has that one must not see an older number.
+        # Before the message: its receiver must not see an older number.
         self._sent = (self._sent + 1) & 0xFF
         self._memory[self._counter] = self._sent
         self._link.send(encode(filled))
