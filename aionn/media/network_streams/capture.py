@@ -156,7 +156,7 @@ class StreamProcess:
         return decode(data, self.name)
 
     def _last_message(self, error: OSError) -> bytes:
-        """A message of a process that has ended; empty if there is none."""
+        """A message of a process that has ended; empty without one."""
         if isinstance(error, ConnectionResetError):
             # The process ended with messages unread. That is reported once, before its own last messages, which are still here.
             with contextlib.suppress(OSError):
