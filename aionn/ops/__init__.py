@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from aionn.errors import InvalidModel
 from aionn.hal import Model, Operand, Operation, OperationType, constant_array, operation_type_name
+from aionn.ops.remembered import Parts, checked_level
 from aionn.ops.signature import Array, Call, Check, OperationContract, Shape, Tensor, stand_in
 
 __all__ = [
@@ -103,6 +104,7 @@ def validate_operation(
     *,
     where: str,
     read: dict[int, Array] | None = None,
+    parts: Parts | None = None,
 ) -> int:
     """Checks one operation of a model against its contract.
 
@@ -115,6 +117,7 @@ def validate_operation(
         where: Begins every message, such as ``subgraph 0, operation 4``.
         read: The values of the constants that were read so far, by the identity of their operands, which many operations share;
             None to read them here.
+        parts: The parts of keys of these operands that were made so far (``remembered``); None to make them here.
 
     Returns:
         The lowest feature level that can express the operation.
@@ -138,12 +141,11 @@ def validate_operation(
             found = values[id(operand)] = constant_array(model, operand)
         return found
 
-    check = Check(
-        operation.type,
+    return checked_level(
+        contract,
         [operands[i] for i in operation.inputs],
         [operands[i] for i in operation.outputs],
+        constant,
         where=where,
-        constant=constant,
+        parts={} if parts is None else parts,
     )
-    contract.validate(check)
-    return check.level

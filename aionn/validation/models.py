@@ -320,6 +320,7 @@ def _check_operations(model: Model, subgraph: Subgraph, where: str) -> int:
     prefixes = {entry.prefix for entry in model.extension_name_to_prefix}
     level = 1
     read: dict[int, Array] = {}
+    parts: dict[int, bytes | None] = {}
     for index, operation in enumerate(subgraph.operations):
         name = operation_type_name(operation.type)
         place = f"{where}, operation {index}"
@@ -332,7 +333,8 @@ def _check_operations(model: Model, subgraph: Subgraph, where: str) -> int:
             level = max(level, 3)
         elif operation.type != OperationType.OEM_OPERATION:
             level = max(
-                level, validate_operation(model, subgraph.operands, operation, where=place, read=read)
+                level,
+                validate_operation(model, subgraph.operands, operation, where=place, read=read, parts=parts),
             )
             _check_omitted(subgraph, operation, f"{place} ({name})")
         if operation.type in (OperationType.IF, OperationType.WHILE):

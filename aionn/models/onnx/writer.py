@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 
 from aionn.errors import Error, InvalidModel
-from aionn.hal import Model, Operand, OperandLifeTime, OperandType, OperationType, operand_dtype
+from aionn.hal import Model, Operand, OperandType, OperationType, operand_dtype
 from aionn.models.builder import ExtensionCode, GraphBuilder, Value
 from aionn.models.onnx.extension import EXTENSION_NAME, ElementType, number_of
 from aionn.models.onnx.extension.narrow import KINDS, ROUNDING_BYTES, rounded
@@ -46,8 +46,8 @@ from aionn.models.onnx.tensors import (
     ordered,
     stored_shape,
 )
-from aionn.ops import CONTRACTS, Call, Check, stand_in
-from aionn.ops import Tensor as Argument
+from aionn.ops import CONTRACTS, Call
+from aionn.ops.remembered import Parts, arguments_of, checked_shapes
 
 __all__ = ["GraphWriter", "Input"]
 
@@ -92,6 +92,8 @@ class GraphWriter:
         self.source = ""
         self._builder = GraphBuilder()
         self._arrays: dict[Value, Array] = {}
+        self._parts: Parts = {}
+        self._described: list[Value] = []  # They live as long as ``_parts``.
         self._steps: list[_Step] = []
         self._numbers: dict[tuple[type, int], Value] = {}
         self._unshaped: dict[Value, Value] = {}  # The input of a RESHAPE by its result.
@@ -353,33 +355,17 @@ class GraphWriter:
             np.ascontiguousarray(tensor.array), code, dimensions=stored_shape(tensor.shape)
         )
 
-    def _arguments(self, values: Sequence[Value]) -> list[Argument | None]:
-        """The arrays of constants, zeros that take no memory for other values, and None for omitted ones."""
-        found: list[Argument | None] = []
-        for value in values:
-            array, operand = self._arrays.get(value), value.operand
-            if operand.lifetime == OperandLifeTime.NO_VALUE:
-                found.append(None)
-                continue
-            if array is None:
-                found.append(stand_in(operand, operand.dimensions))
-            else:
-                found.append(Argument(operand, array, is_constant=True))
-        return found
-
-    def _check(self, kind: OperationType, values: Sequence[Value], outputs: Sequence[Operand]) -> list[Shape]:
+    def _check(
+        self, kind: OperationType, values: Sequence[Value], outputs: Sequence[Operand]
+    ) -> tuple[Shape, ...]:
         """Checks the operation against its contract, and returns the outputs' shapes."""
         by_operand = {id(value.operand): self._arrays.get(value) for value in values}
         operands = [value.operand for value in values]
-        contract = CONTRACTS[kind]
-        assert contract.shapes is not None, (
-            "no conversion writes an operation whose output shapes depend on values"
-        )
+        self._described += values
         try:
-            contract.validate(
-                Check(kind, operands, outputs, where="", constant=lambda operand: by_operand[id(operand)])
+            shapes = checked_shapes(
+                CONTRACTS[kind], operands, outputs, lambda o: by_operand[id(o)], parts=self._parts
             )
-            shapes = [tuple(map(int, s)) for s in contract.shapes(Call(self._arguments(values), outputs))]
         except Error as e:
             raise Inexpressible(str(e).lstrip()) from e
         for shape, operand in zip(shapes, outputs, strict=True):
@@ -393,9 +379,11 @@ class GraphWriter:
         self, kind: OperationType, values: Sequence[Value], outputs: Sequence[Operand]
     ) -> list[Value]:
         self.charge(sum(math.prod(o.dimensions) * operand_dtype(o.type).itemsize for o in outputs))
+        by_operand = {id(value.operand): self._arrays[value] for value in values}
+        arguments = arguments_of([value.operand for value in values], lambda o: by_operand[id(o)])
         try:
             with np.errstate(all="ignore"):
-                arrays = CONTRACTS[kind].execute(Call(self._arguments(values), outputs))
+                arrays = CONTRACTS[kind].execute(Call(arguments, outputs))
         except Error as e:
             raise Inexpressible(str(e).lstrip()) from e
         results = []

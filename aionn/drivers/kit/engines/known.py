@@ -38,6 +38,7 @@ from aionn.hal import (
 )
 from aionn.hal.pieces import between_pieces
 from aionn.ops import CONTRACTS, Call, Tensor, stand_in
+from aionn.ops.remembered import Results, described, key_of
 
 __all__ = ["COMPUTED_BYTES_MAX", "MADE_BYTES_MAX", "Known"]
 
@@ -56,6 +57,9 @@ MADE_PER_CONSTANT = 8
 
 _NEVER = (OperationType.IF, OperationType.WHILE, OperationType.RANDOM_MULTINOMIAL)
 """Other subgraphs are not looked into, and a sample is drawn in each execution."""
+
+_shapes: Results[tuple[Shape, ...]] = Results()
+"""The shapes that a rule gave. A rule that fails is applied again each time."""
 
 _FAILURES = (Error, ArithmeticError, ValueError, TypeError, IndexError, MemoryError)
 
@@ -89,6 +93,7 @@ class Known:
         self._infers_shapes = infers_shapes
         self.values: dict[int, Array] = {}
         self._constants: dict[int, Array] = {}
+        self._parts: dict[int, bytes | None] = {}  # Of keys, by operand.
         self.operations: set[int] = set()
         constant_bytes = len(model.operand_values) + sum(pool.size_bytes for pool in model.pools)
         self._room_bytes = MADE_BYTES_MAX + MADE_PER_CONSTANT * constant_bytes
@@ -133,6 +138,12 @@ class Known:
             return
         if not self._left.isdisjoint(operation.outputs):
             return
+        outputs = [self._subgraph.operands[place] for place in operation.outputs]
+        key = self._key(operation, outputs)
+        shapes = _shapes.get(key)
+        if shapes is not None and operation.type != OperationType.RANK and not self._is_fixed(operation):
+            self._infer(operation, outputs, shapes)
+            return
         inputs: list[Tensor | None] = []
         for place in operation.inputs:
             operand = self._subgraph.operands[place]
@@ -148,16 +159,43 @@ class Known:
                 # A rule that uses the zeros as values gives a shape for an operation that is not supported: an input that
                 # decides a shape must be constant.
                 inputs.append(stand_in(operand, shape))
-        outputs = [self._subgraph.operands[place] for place in operation.outputs]
         call = Call(inputs, outputs, is_relaxed=self._model.relax_computation_float32_to_float16)
         try:
-            shapes = [tuple(int(extent) for extent in shape) for shape in contract.shapes(call)]
+            shapes = tuple(tuple(int(extent) for extent in shape) for shape in contract.shapes(call))
         except _FAILURES:
             return
+        _shapes.keep(key, shapes)
         self._infer(operation, outputs, shapes)
         # A rank is known with the shape.
         if operation.type == OperationType.RANK or all(t is None or t.is_constant for t in inputs):
             self._compute(index, operation, call, shapes)
+
+    def _key(self, operation: Operation, outputs: Sequence[Operand]) -> bytes | None:
+        """The key of an operation's output shapes; None if they are not remembered. Its inputs are written before."""
+        if not self._infers_shapes:
+            return None
+        for place in operation.inputs:
+            if place not in self._parts:
+                operand, value = self._subgraph.operands[place], self.value(place)
+                shape = self.shapes[place] if value is None else value.shape
+                is_open = shape is None and operand.lifetime != OperandLifeTime.NO_VALUE
+                self._parts[place] = (
+                    None if is_open else described(operand, lambda _, value=value: value, shape)  # type: ignore[misc]
+                )
+        return key_of(
+            operation.type,
+            [self._parts[place] for place in operation.inputs],
+            [described(operand, lambda _: None) for operand in outputs],
+            is_relaxed=self._model.relax_computation_float32_to_float16,
+        )
+
+    def _is_fixed(self, operation: Operation) -> bool:
+        """Whether the values of all inputs are known."""
+        operands = self._subgraph.operands
+        return all(
+            self.value(place) is not None or operands[place].lifetime == OperandLifeTime.NO_VALUE
+            for place in operation.inputs
+        )
 
     def _infer(self, operation: Operation, outputs: Sequence[Operand], shapes: Sequence[Shape]) -> None:
         for place, operand, shape in zip(operation.outputs, outputs, shapes, strict=True):
