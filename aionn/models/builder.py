@@ -191,7 +191,8 @@ class GraphBuilder:
         if key in self._scalars:
             return self._scalars[key]
         result = self._new(kind, shape, scale, zero_point, OperandLifeTime.CONSTANT_COPY)
-        result.operand = msgspec.structs.replace(result.operand, channel_quant=channel_quant)
+        if channel_quant is not None:
+            result.operand = msgspec.structs.replace(result.operand, channel_quant=channel_quant)
         if key is not None:
             self._scalars[key] = result
         return self._keep(result, array)
@@ -247,13 +248,7 @@ class GraphBuilder:
         self._check_open()
         # The prefix of an extension's code is known only when the whole model is built; 1 replaces it until then.
         code = EXTENSION_TYPE_MIN | type.number if isinstance(type, ExtensionCode) else type
-        if isinstance(dimensions, str) or not isinstance(dimensions, Sequence | np.ndarray):
-            raise InvalidModel(f"dimensions: expected a sequence of whole numbers, got {dimensions!r}")
-        for extent in dimensions:
-            if isinstance(extent, bool) or not isinstance(extent, int | np.integer):
-                raise InvalidModel(
-                    f"dimensions: expected whole numbers (0 for an extent that is not known), got {list(dimensions)}"
-                )
+        _check_dimensions(dimensions)
         value = Value(self, Operand(code, tuple(dimensions), scale, zero_point, lifetime=lifetime))
         if isinstance(type, ExtensionCode):
             value.extension = type
@@ -397,6 +392,21 @@ class GraphBuilder:
         counts = (len(model.main.operations), len(model.main.operands), len(model.referenced))
         _logger.debug("built: %d operations, %d operands, %d referenced subgraphs", *counts)
         return model
+
+
+_WHOLE = frozenset((int,))
+
+
+def _check_dimensions(dimensions: Any) -> None:
+    if type(dimensions) is tuple and _WHOLE.issuperset(map(type, dimensions)):
+        return
+    if isinstance(dimensions, str) or not isinstance(dimensions, Sequence | np.ndarray):
+        raise InvalidModel(f"dimensions: expected a sequence of whole numbers, got {dimensions!r}")
+    for extent in dimensions:
+        if isinstance(extent, bool) or not isinstance(extent, int | np.integer):
+            raise InvalidModel(
+                f"dimensions: expected whole numbers (0 for an extent that is not known), got {list(dimensions)}"
+            )
 
 
 def _as_array(value: Any, kind: OperandType) -> npt.NDArray[Any]:

@@ -92,6 +92,9 @@ def info_for(name: str, driver: str = INFO.name) -> DeviceInfo:
     )
 
 
+_ON_CPU = Dialect(gap_of=gap_of, takes_weights=True)
+
+
 class OrtDevice(OnnxDevice):
     """ONNX Runtime on one execution provider. On the CPU two concurrent executions, each on the number of threads in
     ``AIONN_ORT_THREADS`` (1 without).
@@ -100,11 +103,13 @@ class OrtDevice(OnnxDevice):
         DeviceUnavailable: ONNX Runtime cannot be used, or the number of threads makes no sense.
     """
 
-    dialect = Dialect(gap_of=gap_of)
+    dialect: Dialect = Dialect(gap_of=gap_of)  # type: ignore[misc]  # Each provider has one.
 
     def __init__(self, name: str = INFO.name, driver: str = INFO.name) -> None:
         super().__init__(info_for(name, driver), THREADS_VARIABLE)
         self.provider: Provider = provider_named(driver)
+        if self.provider.is_cpu:
+            self.dialect = _ON_CPU
 
     def check_new(self, lowered: Lowered) -> None:
         """See the base class."""

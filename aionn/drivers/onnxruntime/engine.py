@@ -34,6 +34,8 @@ from aionn.drivers.kit.onnx.lowered import Lowered
 from aionn.drivers.kit.threads.classes import engine_call
 from aionn.drivers.onnxruntime.providers import Provider
 from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, ResourceExhausted
+from aionn.models.onnx.constants import DTYPES
+from aionn.models.onnx.schema import DataType, TensorProto
 
 __all__ = ["Form", "Loading", "Session", "Slot", "check", "compile_session", "restore_session"]
 
@@ -124,8 +126,8 @@ class Loading:
         """Ends it: ``make`` raises. From any thread."""
         self.options.set_load_cancellation_flag(True)
 
-    def make(self, file: bytes | str) -> Any:
-        """The session of a model, or of the path of its file.
+    def make(self, file: bytes | str, weights: Sequence[TensorProto] = ()) -> Any:
+        """The session of a model, or of the path of its file. The memory of weights beside the file must live as long.
 
         Raises:
             DeviceUnavailable: The provider is not there, or did not take the model.
@@ -140,6 +142,10 @@ class Loading:
                 "that contains it"
             )
         try:
+            if weights:
+                self.options.add_external_initializers(
+                    [tensor.name for tensor in weights], [_ort_value(tensor) for tensor in weights]
+                )
             session = ort.InferenceSession(
                 file,
                 self.options,
@@ -161,6 +167,13 @@ class Loading:
         return session
 
 
+def _ort_value(tensor: TensorProto) -> Any:
+    """A constant in its own memory."""
+    assert tensor.raw is not None, "weights have their bytes"
+    array = np.frombuffer(tensor.raw, DTYPES[DataType(tensor.data_type)]).reshape(tensor.dims)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
 def check(lowered: Lowered, provider: Provider) -> None:
     """Checks that ONNX Runtime has kernels for a model.
 
@@ -170,7 +183,7 @@ def check(lowered: Lowered, provider: Provider) -> None:
     loading = Loading(provider, 1)
     loading.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     loading.options.add_session_config_entry("session.disable_prepacking", "1")
-    loading.make(lowered.file)
+    loading.make(lowered.file, lowered.weights)
 
 
 class Form(enum.StrEnum):
@@ -186,7 +199,7 @@ class Session(Compiled):
 
     Args:
         session: ONNX Runtime's.
-        file: The file that it was made of; None for one from a cache, which is not kept again.
+        lowered: The model that it was made of; None for one from a cache, which is not kept again.
         form: The form of the file.
         provider: Where it runs.
 
@@ -194,10 +207,10 @@ class Session(Compiled):
         form: See above.
     """
 
-    def __init__(self, session: Any, file: bytes | None, form: Form, provider: Provider) -> None:
+    def __init__(self, session: Any, lowered: Lowered | None, form: Form, provider: Provider) -> None:
         self.session = session
         self.form = form
-        self._file = file
+        self._lowered = lowered
         self._provider = provider
 
     def make_slots(self, lowered: Lowered, count: int) -> Sequence[Slot]:
@@ -206,10 +219,11 @@ class Session(Compiled):
 
     def kept(self) -> tuple[str, bytes]:
         """The optimised model."""
-        assert self._file is not None, "only a compilation is kept"
+        assert self._lowered is not None, "only a compilation is kept"
+        file = self._lowered.whole_file()
         if self.form == Form.OPTIMIZABLE:
-            return Form.OPTIMIZED.value, _optimized_bytes(self._file, self._provider)
-        return self.form.value, self._file
+            return Form.OPTIMIZED.value, _optimized_bytes(file, self._provider)
+        return self.form.value, file
 
 
 def compile_session(lowered: Lowered, loading: Loading) -> Session:
@@ -219,17 +233,17 @@ def compile_session(lowered: Lowered, loading: Loading) -> Session:
     whose kernel has not every order of axes. So the session of a model with a Transpose is run once, and made again without the
     optimiser where that fails. A run takes as long as the making of the session, and passes that move no axes keep to kernels.
     """
-    file, provider = lowered.file, loading.provider
-    session = loading.make(file)
+    provider = loading.provider
+    session = loading.make(lowered.file, lowered.weights)
     if not _moves_axes(lowered) or _runs(session, lowered):
-        return Session(session, file, Form.OPTIMIZABLE, provider)
+        return Session(session, lowered, Form.OPTIMIZABLE, provider)
     plain = Loading(provider, loading.options.intra_op_num_threads)
     plain.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    other = plain.make(file)
+    other = plain.make(lowered.file, lowered.weights)
     # Zeros may be illegal values as well, which both sessions report.
     if _runs(other, lowered):
-        return Session(other, file, Form.PLAIN, provider)
-    return Session(session, file, Form.OPTIMIZABLE, provider)
+        return Session(other, lowered, Form.PLAIN, provider)
+    return Session(session, lowered, Form.OPTIMIZABLE, provider)
 
 
 def _moves_axes(lowered: Lowered) -> bool:
@@ -300,6 +314,8 @@ class Slot(OnnxSlot):
         self._options.add_run_config_entry("gpu_graph_id", "-1")
         self._options.log_severity_level = 4
         self._is_stopped = False
+        # ONNX Runtime has their addresses alone: they are released behind the session.
+        self._weights = lowered.weights
 
     def begin(self) -> None:
         """Takes back an earlier ``stop``. Before each run, and before another thread may stop it."""

@@ -19,6 +19,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -67,7 +68,7 @@ class Budget:
         )
 
 
-class Field:
+class Field(msgspec.Struct, eq=False, gc=False):
     """One field of a message: its number, its value, and the conversions that the schema asks for.
 
     Attributes:
@@ -75,18 +76,13 @@ class Field:
         position: Its first byte in the file.
     """
 
-    __slots__ = ("_end", "_message", "_start", "_value", "_wire_type", "number", "position")
-
-    def __init__(
-        self, message: Message, number: int, wire_type: int, value: int, start: int, end: int, position: int
-    ) -> None:
-        self._message = message
-        self.number = number
-        self.position = position
-        self._wire_type = wire_type
-        self._value = value
-        self._start = start
-        self._end = end
+    _message: Message
+    number: int
+    _wire_type: int
+    _value: int
+    _start: int
+    _end: int
+    position: int
 
     def refuse(self, expected: str, got: object) -> NoReturn:
         """Rejects the file because of this field."""

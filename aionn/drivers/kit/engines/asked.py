@@ -7,8 +7,8 @@ Owns when two models are the same: they come from the same client, their structu
 bytes of the same files, which are sealed against writing.
 
 Invariants:
-1. A record holds no memory of a client, and was made of the model as it was when it was lowered. A client that changes its own
-   constants all the same gets the model that it asked about.
+1. A record holds no memory of a client but sealed constants, and was made of the model as it was when it was lowered. A client
+   that mapped its constants before the seal, and changes them all the same, changes the results of its own model alone.
 2. One record is kept at a time, for no longer than ``KEPT_NS``.
 """
 

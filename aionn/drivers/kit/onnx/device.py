@@ -212,7 +212,8 @@ class OnnxPreparedModel(StoppablePreparedModel):
             return [] if compiled is None else compiled.make_slots(lowered, device.info.slots)
 
         # The file is not kept: the engine's model has its contents.
-        super().__init__(device, model, priority, msgspec.structs.replace(lowered, file=b""), make)
+        kept = msgspec.structs.replace(lowered, file=b"", weights=())
+        super().__init__(device, model, priority, kept, make)
         self.compiled = compiled
 
     def kept_details(self) -> tuple[msgspec.Struct, bytes]:

@@ -12,7 +12,9 @@ import msgspec
 from aionn.drivers.kit.arguments import Array
 from aionn.drivers.kit.engines.bound import Place
 from aionn.drivers.kit.engines.device import LoweredModel
+from aionn.models.onnx.encoding import encode_model
 from aionn.models.onnx.extension import Record
+from aionn.models.onnx.schema import TensorProto, read_model
 
 __all__ = ["FULL", "IR_VERSION", "OPSET", "Argument", "Dialect", "Lowered"]
 
@@ -47,6 +49,7 @@ class Dialect(msgspec.Struct, frozen=True):
             end, may be an infinity and a zero although the product of all is neither.
         has_separate_constants: Whether two operations with constants, one behind the other, are not computed as one.
         has_views_beside_transposes: Whether a value that is computed may have a Transpose and a Reshape among its readers.
+        takes_weights: Whether large constants may be beside the file, in memory of a client that is sealed against writing.
         gap_of: Given an operator of the extension, its record, and a function that returns the array of a constant input by its
             place: why the engine cannot be given it, or None.
     """
@@ -64,6 +67,7 @@ class Dialect(msgspec.Struct, frozen=True):
     has_products_in_turn: bool = True
     has_separate_constants: bool = True
     has_views_beside_transposes: bool = True
+    takes_weights: bool = False
     gap_of: Callable[[str, Record, Callable[[int], Array | None]], str | None] = _no_gap
 
 
@@ -100,9 +104,21 @@ class Lowered(LoweredModel, frozen=True):
         outputs: Its outputs: those of the HAL model's that are computed.
         check: A further output at the end, which is not 0 where an index was out of range; None where the file checks no index.
         kernels: The nodes that the engine needs kernels for: each kind of node once. None are kept in a cache.
+        weights: The constants that the file does not contain. Their memory may be the client's, sealed against writing. A client
+            that mapped it before the seal can still write; only operators read it to which any number is just a number.
     """
 
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     check: Argument | None = None
     kernels: frozenset[tuple[object, ...]] = frozenset()
+    weights: tuple[TensorProto, ...] = ()
+
+    def whole_file(self) -> bytes:
+        """The file with all constants."""
+        if not self.weights:
+            return self.file
+        model, beside = read_model(self.file), {tensor.name: tensor for tensor in self.weights}
+        constants = tuple(beside.get(tensor.name, tensor) for tensor in model.graph.initializers)
+        graph = msgspec.structs.replace(model.graph, initializers=constants)
+        return encode_model(msgspec.structs.replace(model, graph=graph))

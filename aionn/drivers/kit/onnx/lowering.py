@@ -40,7 +40,8 @@ from aionn.hal import (
 from aionn.hal.pieces import between_pieces
 from aionn.models.onnx.encoding import DATA_TYPES, encode_model
 from aionn.models.onnx.extension import EXTENSION_NAME
-from aionn.models.onnx.schema import GraphProto, ModelProto, NodeProto, OpsetImport, ValueInfo
+from aionn.models.onnx.schema import GraphProto, ModelProto, NodeProto, OpsetImport, TensorProto, ValueInfo
+from aionn.models.onnx.wire import PART_BYTES_MIN
 
 __all__ = ["RULES", "lower"]
 
@@ -101,6 +102,7 @@ class _Lowering:
         self._drop_unused(written)
         readers = _readers(g.nodes)
         used = [argument for argument in inputs if argument.name in readers]
+        weights = self._taken_out(readers) if outputs else ()
         return Lowered(
             self._encoded(used, written) if outputs else b"",
             tuple(argument.name in readers for argument in inputs),
@@ -109,7 +111,27 @@ class _Lowering:
             tuple(_marked(argument, self._sources[argument.name], readers) for argument in outputs),
             check,
             frozenset(map(g.kernel, g.nodes)),
+            weights,
         )
+
+    def _taken_out(self, readers: _Readers) -> tuple[TensorProto, ...]:
+        """Takes large constants out of the file, which the engine reads where they are: each copy of all weights takes as long as
+        the conversion of a network."""
+        g = self._graph
+        if not g.dialect.takes_weights or not all(pool.is_unchanging for pool in self._model.pools):
+            return ()
+        taken = [
+            constant
+            for name, constant in g.initializers.items()
+            if constant.raw is not None
+            and len(constant.raw) >= PART_BYTES_MIN
+            and g.types[name] in _WEIGHT_TYPES
+            and _is_only_a_value(name, readers)
+        ]
+        for constant in taken:
+            place = {"location": _BESIDE, "offset": "0", "length": str(len(constant.raw or b""))}
+            g.initializers[constant.name] = msgspec.structs.replace(constant, raw=None, external=place)
+        return tuple(taken)
 
     def _operation(self, operation: Operation) -> None:
         if operation.type >= EXTENSION_OPERATION_MIN:
@@ -226,6 +248,12 @@ _ARITHMETIC = frozenset(
 )  # fmt: skip
 """Operators that read each number for itself, whatever it is by then: none becomes an index, a count or a bound, and none that was
 compared is compared again. Shapes, axes and bounds are constants wherever they are inputs."""
+
+_WEIGHT_TYPES = frozenset(("float32", "uint8", "int8"))
+"""Element types of constants that may be beside the file. Those of other types are short, or list extents and indexes."""
+
+_BESIDE = "x" * 256
+"""The name of another file, which a constant that is not in the file must have: one byte longer than the names that Linux has."""
 
 _SAME_MEMORY = frozenset(("Identity", "Reshape"))
 """Operators whose output may be their input's memory."""

@@ -63,9 +63,9 @@ async def test_kernels_that_were_found_are_not_asked_for_again(monkeypatch: pyte
     model, made = chain_of((OperationType.HARD_SWISH, ())), []
     make = engine.Loading.make
 
-    def counted(self: engine.Loading, file: bytes) -> Any:
+    def counted(self: engine.Loading, file: bytes, *weights: Any) -> Any:
         made.append(file)
-        return make(self, file)
+        return make(self, file, *weights)
 
     monkeypatch.setattr(engine.Loading, "make", counted)
     async with OrtDevice() as device:
@@ -153,12 +153,12 @@ async def test_halves_are_rounded_away_from_zero(small: Any, signed: bool) -> No
 async def test_deadline_ends_the_loading_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     make, begun = engine.Loading.make, threading.Event()
 
-    def slow(self: engine.Loading, file: bytes) -> Any:
+    def slow(self: engine.Loading, file: bytes, *weights: Any) -> Any:
         # ONNX Runtime looks at the flag while it loads; here the deadline has passed by then.
         begun.set()
         while now_ns() < deadline_ns + 50_000_000:
             threading.Event().wait(0.005)
-        return make(self, file)
+        return make(self, file, *weights)
 
     model = chain_of((OperationType.RELU, ()))
     async with OrtDevice() as device:
@@ -196,9 +196,9 @@ async def test_engine_gets_nothing_of_a_file_but_what_was_checked(
     given = []
     make = engine.Loading.make
 
-    def seen(self: engine.Loading, file: bytes) -> Any:
+    def seen(self: engine.Loading, file: bytes, *weights: Any) -> Any:
         given.append(file)
-        return make(self, file)
+        return make(self, file, *weights)
 
     monkeypatch.setattr(engine.Loading, "make", seen)
     async with OrtDevice() as device:
