@@ -435,8 +435,8 @@ class Memory:
 
     @property
     def is_unchanging(self) -> bool:
-        """Whether the file is sealed against writing and writable mappings. False where the kernel has no such seal, and once it is
-        closed.
+        """Whether the file is sealed against shrinking, writing and writable mappings. False where the kernel has no such seal, and
+        once it is closed.
 
         A process that mapped the file writable before the seal can still write. So another process's seal is trusted only where a
         broken promise harms that process alone.
@@ -447,7 +447,10 @@ class Memory:
             seals = fcntl.fcntl(self._fd, fcntl.F_GET_SEALS)
         except OSError:
             return False
-        return bool(seals & (fcntl.F_SEAL_WRITE | _SEAL_FUTURE_WRITE))
+        is_whole = bool(
+            seals & fcntl.F_SEAL_SHRINK
+        )  # Pages that are cut off end the process that reads them.
+        return is_whole and bool(seals & (fcntl.F_SEAL_WRITE | _SEAL_FUTURE_WRITE))
 
     @property
     def is_closed(self) -> bool:

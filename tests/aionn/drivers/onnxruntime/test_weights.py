@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from aionn.conformance.requests import request_for
-from aionn.hal import CacheFiles, Memory, Model, OperandType, OperationType
+from aionn.hal import CacheFiles, Memory, MemoryKind, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.models.onnx.schema import read_model
 
@@ -65,6 +67,19 @@ def test_memory_that_may_change_is_copied() -> None:
     assert not lowered(changed).weights
     assert WEIGHTS.tobytes() in lowered(changed).file
     open_pool.close()
+
+
+def test_memory_that_may_shrink_is_copied() -> None:
+    """Reading pages that are cut off ends a process."""
+    model = dense()
+    fd = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.write(fd, model.pools[0].array)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    pool = Memory.from_fd(fd, kind=MemoryKind.MMAP_FD, writable=False)
+    assert not pool.is_unchanging
+    assert not lowered(msgspec.structs.replace(model, pools=(pool,))).weights
+    pool.close()
+    os.close(fd)
 
 
 def test_constants_that_are_compared_are_copied() -> None:
