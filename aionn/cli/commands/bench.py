@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from cyclopts import Parameter
 
 import aionn
 from aionn.benchmarking.bench import (
+    BASELINE,
     COMPILATIONS_MAX,
     COUNT_MAX,
     SAMPLES_MAX,
@@ -30,7 +32,8 @@ from aionn.cli.importing import Dimensions, InputShapes, Values, import_options
 from aionn.cli.numbers import SEED_MAX, numbers
 from aionn.cli.output import check_writable, print_json, write_report
 from aionn.cli.realtime import RealtimeOption
-from aionn.drivers.registry import drivers_for
+from aionn.drivers import registry
+from aionn.errors import DeviceUnavailable
 from aionn.reports.terminal import print_line, print_table, progress_bar
 
 __all__ = ["bench"]
@@ -110,7 +113,7 @@ def bench(
                 show(step, share, 1.0)
 
         async def run() -> BenchmarkReport:
-            async with aionn.open(drivers=drivers_for(device), realtime=realtime) as runtime:
+            async with aionn.open(drivers=_opened_drivers(device), realtime=realtime) as runtime:
                 names = device or [found.name for found in runtime.devices]
                 return await benchmark(runtime, model, names, settings, progress, imports)
 
@@ -122,6 +125,18 @@ def bench(
     else:
         _print(report)
     return 1 if any(_is_bad(found) for found in report.devices) else 0
+
+
+def _opened_drivers(devices: Sequence[str] | None) -> list[str] | None:
+    """The drivers to open for the named devices, as ``aionn.open`` takes them: with the baseline's, if that can be used."""
+    drivers = registry.drivers_for(devices)
+    if drivers is None or BASELINE in drivers:
+        return drivers
+    try:
+        registry.built_in_info(BASELINE, BASELINE)
+    except DeviceUnavailable:
+        return drivers
+    return [BASELINE, *drivers]
 
 
 def _is_bad(found: DeviceReport) -> bool:

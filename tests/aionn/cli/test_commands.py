@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 
 from aionn.cli.commands import app
+from aionn.cli.commands.bench import _opened_drivers
 from aionn.cli.commands.run import _quantiles_text, _spread
 from aionn.cli.commands.stress import _usable_devices
 from aionn.cli.importing import import_options
 from aionn.cli.main import main
 from aionn.drivers import registry
 from aionn.drivers.openvino import driver
+from aionn.errors import DeviceUnavailable
 from aionn.models.onnx.encoding import node
 from aionn.models.onnx.schema import DataType, ValueInfo
 from tests.aionn.models.onnx.building import file
@@ -106,6 +108,32 @@ def test_device_that_is_used_only_where_it_is_named_is_opened_for_a_command_that
 ) -> None:
     monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
     assert registry.drivers_for(devices) == drivers
+
+
+@pytest.mark.parametrize(
+    ("devices", "drivers"),
+    [
+        (None, None),
+        (["ort-cpu"], None),
+        (["openvino-cpu"], ["litert-cpu", "openvino-cpu"]),
+        (["litert-cpu", "openvino-cpu"], ["litert-cpu", "openvino-cpu"]),
+    ],
+)
+def test_bench_has_litert_beside_a_device_that_is_used_only_where_it_is_named(
+    devices: list[str] | None, drivers: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ai_edge_litert", reason="LiteRT is not installed")
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
+    assert _opened_drivers(devices) == drivers
+
+
+def test_bench_needs_no_litert(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(driver: str, name: str) -> None:
+        raise DeviceUnavailable(f"{driver}: it is not installed")
+
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
+    monkeypatch.setattr(registry, "built_in_info", missing)
+    assert _opened_drivers(["openvino-cpu"]) == ["openvino-cpu"]
 
 
 def test_inspect_counts_operations_and_asks_devices(example_data: Path, answered: Callable[..., Any]) -> None:
