@@ -22,6 +22,7 @@ from __future__ import annotations
 import _thread
 import collections
 import contextlib
+import ctypes
 import fcntl
 import os
 import stat
@@ -43,6 +44,7 @@ __all__ = [
     "close_memory",
     "is_quick",
     "kinds_of",
+    "waiting_to_be_closed",
 ]
 
 OTHERS_MAX = 64
@@ -74,6 +76,9 @@ KERNEL_TYPES = {
     "tracefs",
 }
 """Types of file systems without files of users: those of the kernel's tables and devices."""
+
+_libc = ctypes.PyDLL(None)
+"""Functions of C that keep the interpreter's lock: for calls that never wait in the kernel."""
 
 _EVENTFD = "anon_inode:[eventfd]"
 _SOCKET = "socket:["
@@ -182,6 +187,11 @@ class _Job:
         self._others = others
         self._used_ns = used_ns
 
+    @property
+    def count(self) -> int:
+        """Number of descriptors."""
+        return len(self._fds)
+
     def do(self) -> None:
         began_ns = time.thread_time_ns()
         left = [] if self._others is None else [fd for fd in self._fds if _seals_of(fd) is None]
@@ -269,6 +279,11 @@ def close_apart(
     _memories.put(_Job(fds, mapping, on_closed, _others))
 
 
+def waiting_to_be_closed() -> int:
+    """Number of descriptors that wait for the thread that closes memories; those of the closing in progress are not among them."""
+    return sum(job.count for job in tuple(_memories.jobs))
+
+
 def close_memory(fd: int, mapping: object, on_closed: Callable[[int], object] = _nothing) -> None:
     """Closes a shared memory: here if that is quick, else by ``close_apart``, whose arguments these are."""
     if is_quick(fd):
@@ -280,10 +295,9 @@ def close_memory(fd: int, mapping: object, on_closed: Callable[[int], object] = 
 
 def _seals_of(fd: int) -> int | None:
     """The seals of a file in shared memory; None of all else."""
-    try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        return None
+    # fcntl.fcntl releases the interpreter's lock, and waits for it again beside a busy event loop: 240 times for one message.
+    seals: int = _libc.fcntl(fd, fcntl.F_GET_SEALS)
+    return seals if seals >= 0 else None
 
 
 def _is_regular(fd: int) -> bool:

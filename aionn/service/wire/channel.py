@@ -21,7 +21,6 @@ Invariants:
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 import traceback
@@ -55,7 +54,6 @@ from aionn.service.wire.calls import (
     not_wanted,
     too_many_under_way,
 )
-from aionn.service.wire.handles import close_gently
 from aionn.service.wire.large import check_answered, in_memory, in_turns, read_parts
 from aionn.service.wire.load import Load
 from aionn.service.wire.outbox import Outbox, Outgoing
@@ -80,15 +78,14 @@ from aionn.service.wire.protocol import (
 )
 from aionn.service.wire.quotas import Account
 from aionn.service.wire.received import (
-    SENT_AT_ONCE_MAX,
     close_charged,
     close_received,
     close_unread,
-    descriptors_of,
     drain,
     have_strange_sockets,
     local_only,
     no_descriptor_is_left,
+    receive,
 )
 from aionn.service.wire.sizes import INLINE_BYTES_MAX, SMALL_BYTES_MAX, WrongTypes, shortened
 from fences import SyncFence, first
@@ -240,7 +237,9 @@ class Channel:
             except OSError:
                 return
             if not payload:
-                close_gently(fds)  # An empty message ends the connection, too, and may come with some.
+                close_charged(
+                    fds, self._peer
+                )  # An empty message ends the connection, too, and may come with some.
                 return
             self.has_received = True
             message: Message | Refusal | None
@@ -347,35 +346,33 @@ class Channel:
 
     async def _receive(self) -> tuple[bytes, list[int], bool]:
         """A datagram, its descriptors, and whether some of those were lost because none is left in this process."""
-        size = SENT_AT_ONCE_MAX * array.array("i").itemsize
-        self._has_waited = False
-        while True:
-            try:
-                # Without MSG_CMSG_CLOEXEC a child forked at this moment would inherit the descriptors.
-                payload, ancillary, flags, _ = self._sock.recvmsg(
-                    _DATAGRAM_BYTES_MAX, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC
-                )
-                break
-            except BlockingIOError:
-                await anyio.wait_readable(self._sock)
-                self._turn_left = TURN_WEIGHT
-                self._has_waited = True
-        fds = descriptors_of(ancillary) if ancillary else []
+        payload, fds, flags, self._has_waited = await receive(
+            self._sock, _DATAGRAM_BYTES_MAX, self._peer, self.ended
+        )
+        if self._has_waited:
+            self._turn_left = TURN_WEIGHT
         if fds and self._sealed_only:
+            count = len(fds)
             try:
                 fds = await local_only(fds, self._account, self.ended)
-            except Error as e:
+            except BaseException as e:
+                self._peer.held.closed(count)
+                if not isinstance(e, Error):
+                    raise
                 self.close(f"{self._peer_name} sent a message that cannot be taken: {e}")
                 return b"", [], False
         if fds and have_strange_sockets(fds):
             self.close(f"{self._peer_name} sent a socket that does not belong to a fence")
-            await close_received(fds, self._peer.next_turn_of_leaving)
+            try:
+                await close_received(fds, self._peer.next_turn_of_leaving)
+            finally:
+                self._peer.held.closed(len(fds))
             return b"", [], False
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(fds) > DESCRIPTORS_MAX:
             # Asked before they are closed: the received ones fill the table.
             is_short = flags & socket.MSG_CTRUNC and not flags & socket.MSG_TRUNC and no_descriptor_is_left()
             if not is_short:
-                close_gently(fds)
+                close_charged(fds, self._peer)
                 self.close(f"{self._peer_name} sent a message that was cut off")
                 return b"", [], False
             return payload, fds, True

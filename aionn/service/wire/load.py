@@ -1,11 +1,13 @@
-"""The present load of one end of a connection for its peer, and its limits.
+"""The present load of one end of a connection for its peer, that of a process over all its connections, and their limits.
 
 Owns the limits; pure. ``channel`` stops to read where one is reached.
 """
 
 from __future__ import annotations
 
-__all__ = ["Load"]
+import collections
+
+__all__ = ["Held", "Load"]
 
 CALLS_AT_ONCE_MAX = 4096
 """Concurrent calls of one peer that are in progress, or whose answers it has not read: more than any client of aionn has, and a
@@ -15,6 +17,14 @@ bound for all peers. An end stops reading there: with a low bound two busy ends 
 BYTES_AT_ONCE_MAX = 32 << 20
 """Size of large calls that are handled concurrently: one of any size, or several smaller ones. Of models of 4,000 operations these
 are 30, which wait for each other: they are read and decoded faster than they are checked."""
+
+HELD_MAX = 512
+"""Descriptors of one process, over all its connections, that are not closed yet and beyond which it is not read: two messages with
+as many as fit. The thread that closes shares the interpreter with the loop, so a process can send more than it closes."""
+
+HELD_PART = 4
+"""One of so many descriptors that this process may have is for those of all processes that are not closed yet. Beyond a quarter of
+these, only a process without any, which is neither new nor floods, is read."""
 
 INLINE_BYTES_AT_ONCE_MAX = 4 << 20
 """Size of all other calls that are handled concurrently: a kilobyte for each, several times what one takes as a rule."""
@@ -67,3 +77,53 @@ class Load:
         """An answer of that size waits to leave; the same below zero when it has left."""
         self.owed += 1 if size_bytes > 0 else -1
         self.owed_bytes += size_bytes
+
+
+class Held:
+    """The descriptors that a process has sent, from their arrival until they are closed. Those that a memory or a fence keeps are
+    others, which count by ``quotas``.
+
+    Args:
+        of_all: Those of all processes, among which these count as well; None without.
+        most: Number of those of all processes beyond which none is received.
+    """
+
+    __slots__ = ("_closed", "_count", "_most", "_of_all")
+
+    def __init__(self, of_all: Held | None = None, most: int = 0) -> None:
+        self._most = most
+        self._count = 0
+        self._closed: collections.deque[int] = collections.deque()
+        self._of_all = of_all
+
+    def add(self, count: int) -> None:
+        """So many have come. In the event loop."""
+        self._count += count
+        if self._of_all is not None:
+            self._of_all.add(count)
+
+    def closed(self, count: int) -> None:
+        """So many are closed. From any thread."""
+        self._closed.append(count)
+        if self._of_all is not None:
+            self._of_all.closed(count)
+
+    @property
+    def count(self) -> int:
+        """Their number. In the event loop."""
+        while self._closed:
+            self._count -= self._closed.popleft()
+        return self._count
+
+    def has_room(self, *, is_suspect: bool) -> bool:
+        """Whether a further message may be received, with any number of descriptors.
+
+        Args:
+            is_suspect: Whether the process has come just now, or floods.
+        """
+        if self.count > HELD_MAX:
+            return False
+        if self._of_all is None:
+            return True
+        count, most = self._of_all.count, self._of_all._most
+        return count <= most // 4 or (count <= most and not self._count and not is_suspect)

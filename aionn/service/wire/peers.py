@@ -36,6 +36,7 @@ then, and the median of its latency doubles.
 from __future__ import annotations
 
 import collections
+import resource
 import time
 import types
 import weakref
@@ -46,8 +47,9 @@ from typing import Any, Protocol, TypeVar
 import anyio
 import anyio.lowlevel
 
-from aionn.service.wire.load import Load
+from aionn.service.wire.load import HELD_PART, Held, Load
 from aionn.service.wire.packet_turns import PacketTurn, PacketTurns
+from fences import FenceStatus, SyncFence
 
 __all__ = ["Pace", "Peer", "Peers", "Shares", "UsedBurst"]
 
@@ -110,6 +112,9 @@ model. The delay of an execution that meets a piece is no longer than the piece.
 
 CLOSING_NS_MIN = 1_000_000
 """Processor time of a closing that is not forgiven: memory that its sender keeps takes some microseconds."""
+
+ROOM_LOOK_S = 1e-3
+"""Interval between two looks whether descriptors are closed: a flood of descriptors alone is waited for."""
 
 _T = TypeVar("_T")
 
@@ -214,9 +219,10 @@ class _Turns:
         shares: The clients that are served.
         newcomers: The time used by those that came a short time ago.
         preparing: The number of calls in progress that check or prepare models, by process; processes without any are not in it.
+        held: The descriptors that all processes have sent and that are not closed.
     """
 
-    __slots__ = ("_locks", "_looked_ns", "_waits", "known", "newcomers", "preparing", "shares")
+    __slots__ = ("_locks", "_looked_ns", "_waits", "held", "known", "newcomers", "preparing", "shares")
 
     def __init__(self) -> None:
         self.known: weakref.WeakValueDictionary[Hashable, Peer] = weakref.WeakValueDictionary()
@@ -225,6 +231,7 @@ class _Turns:
         self.shares = Shares(self._another_waits)
         self.newcomers = Use()
         self.preparing: dict[Peer, int] = {}
+        self.held = Held(most=resource.getrlimit(resource.RLIMIT_NOFILE)[0] // HELD_PART)
         self._locks = {False: anyio.Lock(), True: anyio.Lock()}
 
     def _another_waits(self, process: object | None, now_ns: int) -> bool:
@@ -259,6 +266,7 @@ class Peer:
     Attributes:
         loads: The work in progress for it, by connection.
         bursts: Its bursts whose threads run.
+        held: The descriptors that it has sent and that are not closed.
     """
 
     __slots__ = (
@@ -268,18 +276,22 @@ class Peer:
         "_newcomer_until_ns",
         "_packet_turn",
         "_received_ns",
+        "_room",
         "_turn",
         "_turns",
         "_unawaited",
         "_use",
         "_waits_since_ns",
         "bursts",
+        "held",
         "loads",
     )
 
     def __init__(self, turns: _Turns | None = None) -> None:
         self.loads: list[Load] = []
         self.bursts: set[UsedBurst] = set()
+        self.held = Held(None if turns is None else turns.held)
+        self._room = anyio.Lock(fast_acquire=True)
         self._packet_turn = PacketTurn()
         self._closing_ns: collections.deque[int] = collections.deque()
         self._turns = turns
@@ -314,6 +326,18 @@ class Peer:
             return False
         now_ns = time.monotonic_ns()
         return self._has_backlog(now_ns) and turns.shares.has_company(self, now_ns)
+
+    @property
+    def may_send_descriptors(self) -> bool:
+        """Whether its next message may be received, with any number of descriptors: few that it and others sent are open."""
+        is_new = time.monotonic_ns() < self._newcomer_until_ns
+        return self.held.has_room(is_suspect=is_new or self._use.is_flood)
+
+    async def until_descriptors_are_closed(self, ended: SyncFence) -> None:
+        """Waits until ``may_send_descriptors``, or the connection has ended. Of the connections of a process one looks."""
+        async with self._room:
+            while not self.may_send_descriptors and ended.status is FenceStatus.PENDING:
+                await anyio.sleep(ROOM_LOOK_S)
 
     def received(self, *, has_waited: bool) -> None:
         """A message was received.

@@ -9,6 +9,8 @@ Invariants:
 1. No closing of a received descriptor waits for a network, also one inside a Unix socket that was sent.
 2. A socket that does not belong to a fence is recognised before anything of the message is used.
 3. Of a client of a shared device, no file that another process may serve is read, asked for its size, or closed in the event loop.
+4. The descriptors that wait to be closed are bounded: a message is not received while its process, or all together, have many of
+   them (``load``), nor one of a connection that ends while ``WAITING_MAX`` wait.
 
 The content of a fence's packet is not examined: a fence is closed while other readers may still read it.
 """
@@ -28,11 +30,11 @@ import anyio
 import anyio.lowlevel
 
 from aionn.errors import InvalidArgument
-from aionn.platform.descriptors import close_apart, kinds_of
+from aionn.platform.descriptors import close_apart, kinds_of, waiting_to_be_closed
 from aionn.service.wire.handles import close_gently, close_quick
 from aionn.service.wire.peers import Peer
 from aionn.service.wire.quotas import Account
-from fences import SyncFence, first
+from fences import FenceStatus, SyncFence, first
 from fences.descriptor import NAME_PREFIX
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "local_only",
     "no_descriptor_is_left",
     "payload_of",
+    "receive",
 ]
 
 SENT_AT_ONCE_MAX = 253
@@ -57,6 +60,15 @@ SENT_AT_ONCE_MAX = 253
 FOREIGN_S_MAX = 1.0
 """Time for which a connection waits until files of others that it sent are closed."""
 
+WAITING_MAX = 512
+"""Descriptors that wait for the thread that closes, while connections that end are emptied: two messages with as many as fit."""
+
+LOOKS_MAX = 1000
+"""Turns for which a connection that ends waits until those are closed."""
+
+LOOK_S = 1e-3
+"""Interval between two of them."""
+
 UNREAD_MAX = 1 << 16
 """Messages that are taken from a socket that is shut down: more than its buffer holds."""
 
@@ -64,9 +76,8 @@ DRAINED_WEIGHT = 16
 """Messages that are taken from a socket that is shut down before others have a turn: some tens of microseconds. A descriptor counts
 as one more. With one message a turn, the connections of a process that died after a flood would stay: each has hundreds."""
 
-_ROOM = socket.CMSG_SPACE(SENT_AT_ONCE_MAX * array.array("i").itemsize) + socket.CMSG_SPACE(
-    struct.calcsize("3i")
-)
+_ROOM_OF_MESSAGE = socket.CMSG_SPACE(SENT_AT_ONCE_MAX * array.array("i").itemsize)
+_ROOM = _ROOM_OF_MESSAGE + socket.CMSG_SPACE(struct.calcsize("3i"))
 _BYTES_AT_ONCE = 1 << 12
 _FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 _NO_LINGER = struct.pack("ii", 0, 0)
@@ -119,17 +130,57 @@ async def local_only(fds: Sequence[int], account: Account | None, ended: SyncFen
     return [stand_ins.pop() if fd in kinds.foreign else fd for fd in fds]
 
 
+async def receive(
+    sock: socket.socket, bytes_max: int, peer: Peer, ended: SyncFence
+) -> tuple[bytes, list[int], int, bool]:
+    """The next message of a process.
+
+    Args:
+        sock: The connection.
+        bytes_max: The longest message.
+        peer: The process.
+        ended: Signalled when the connection has ended.
+
+    Returns:
+        Its bytes; its descriptors, which count as held by the process until ``close_charged``; its flags; and whether the loop has
+        waited for it.
+
+    Raises:
+        OSError: The connection has failed.
+    """
+    has_waited = False
+    while True:
+        if not peer.may_send_descriptors:
+            await peer.until_descriptors_are_closed(ended)
+            if ended.status is not FenceStatus.PENDING:
+                raise ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED))
+        try:
+            # Without MSG_CMSG_CLOEXEC a child forked at this moment would inherit the descriptors.
+            payload, ancillary, flags, _ = sock.recvmsg(bytes_max, _ROOM_OF_MESSAGE, socket.MSG_CMSG_CLOEXEC)
+            break
+        except BlockingIOError:
+            await anyio.wait_readable(sock)
+            has_waited = True
+    fds = descriptors_of(ancillary) if ancillary else []
+    if fds:
+        peer.held.add(len(fds))
+    return payload, fds, flags, has_waited
+
+
 def close_charged(fds: Sequence[int], peer: Peer) -> SyncFence | None:
-    """Closes descriptors. Returns a fence that is signalled when a thread has closed some, which counts as the peer's use of the
-    loop; None where no thread does.
+    """Closes descriptors of ``receive``. Returns a fence that is signalled when a thread has closed some, which counts as the
+    peer's use of the loop; None where no thread does.
     """
     slow = close_quick(fds)
+    if len(slow) < len(fds):
+        peer.held.closed(len(fds) - len(slow))
     if not slow:
         return None
     closed = SyncFence("closing of descriptors")
 
     def on_closed(used_ns: int) -> None:
         peer.closed(used_ns)
+        peer.held.closed(len(slow))
         closed.try_signal()
 
     close_apart(slow, on_closed)
@@ -273,7 +324,15 @@ async def _in_turns(parts: _Parts, next_turn: Callable[[], Awaitable[None]]) -> 
     weights = _weights(parts)
     try:
         with anyio.CancelScope(shield=True):
-            for weight in weights:
+            while True:
+                for _ in range(LOOKS_MAX):
+                    if waiting_to_be_closed() <= WAITING_MAX:
+                        break
+                    await anyio.sleep(LOOK_S)
+                    await next_turn()
+                weight = next(weights, None)
+                if weight is None:
+                    break
                 total += weight
                 if total >= DRAINED_WEIGHT:
                     total = 0

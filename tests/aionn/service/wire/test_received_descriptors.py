@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,8 +19,12 @@ import pytest
 
 from aionn.errors import DeadObject, Error, GeneralFailure
 from aionn.hal import Memory
+from aionn.platform.descriptors import QUICK_BYTES_MAX, close_apart, waiting_to_be_closed
+from aionn.service.wire import load, received
 from aionn.service.wire.calls import REPLY_DESCRIPTORS_MAX
 from aionn.service.wire.channel import Channel
+from aionn.service.wire.load import HELD_MAX, Held
+from aionn.service.wire.peers import Peers
 from aionn.service.wire.protocol import (
     Done,
     Failed,
@@ -441,3 +446,86 @@ async def test_reply_that_nothing_waits_for_is_not_read_if_it_has_many_descripto
             outcome, imported = await _answered(Ping(), Done, reply, number=99)
             assert isinstance(outcome, GeneralFailure)
             assert imported == (count if count <= REPLY_DESCRIPTORS_MAX else 0)
+
+
+class Occupied:
+    """Keeps the thread that closes memories occupied."""
+
+    def __init__(self) -> None:
+        self._free, begun = threading.Event(), threading.Event()
+
+        def on_closed(_: int) -> None:
+            begun.set()
+            self._free.wait(WAITED_S_MAX)
+
+        close_apart([os.memfd_create("occupied", os.MFD_ALLOW_SEALING)], on_closed)
+        assert begun.wait(WAITED_S_MAX)
+
+    def close(self) -> None:
+        self._free.set()
+
+
+async def _until(is_so: Any) -> None:
+    with anyio.fail_after(WAITED_S_MAX):
+        while not is_so():
+            await anyio.sleep(0.001)
+
+
+def _open_count() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(("connections", "messages", "count"), [(20, 1, 10), (4, 8, 10), (4, 8, 3)])
+async def test_a_process_that_sends_descriptors_faster_than_they_are_closed_waits(
+    monkeypatch: pytest.MonkeyPatch, connections: int, messages: int, count: int
+) -> None:
+    """Half messages, on connection after connection: what is to be closed fills no table of descriptors."""
+    monkeypatch.setattr(load, "HELD_MAX", 20)
+    monkeypatch.setattr(received, "WAITING_MAX", 20)
+    large = os.memfd_create("hostile", os.MFD_ALLOW_SEALING)
+    os.truncate(large, QUICK_BYTES_MAX + 1)
+    peer, channels, ends = Peers().of(1), [], []
+    for _ in range(connections):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for _ in range(messages):
+            socket.send_fds(theirs, [b"half"], [large] * count)
+        channels.append(Channel(ours, done, peer_name="the peer", sealed_only=True, peer=peer))
+        ends.append(theirs)
+    before = _open_count()
+    with closing(Occupied()) as occupied, anyio.fail_after(WAITED_S_MAX):
+        async with anyio.create_task_group() as tasks:
+            for channel in channels:
+                tasks.start_soon(channel.run)
+            await _until(lambda: waiting_to_be_closed() >= count)
+            for _ in range(100):
+                await anyio.sleep(0.001)
+                # A message is beyond each of both limits.
+                assert _open_count() - before <= 20 + 20 + 2 * count
+            occupied.close()
+        await _until(lambda: not waiting_to_be_closed() and _open_count() <= before)
+    assert peer.held.count == 0
+    for channel in channels:
+        channel.release()
+    for end in ends:
+        end.close()
+    os.close(large)
+
+
+def test_one_process_that_holds_descriptors_leaves_room_for_the_others() -> None:
+    of_all = Held(most=8 * HELD_MAX)
+    one, other, new = (Held(of_all) for _ in range(3))
+    assert one.has_room(is_suspect=True)
+    one.add(HELD_MAX + 1)
+    assert not one.has_room(is_suspect=False)
+    assert other.has_room(is_suspect=True)
+    several = [Held(of_all) for _ in range(3)]
+    for held in several:
+        held.add(HELD_MAX)
+    other.add(1)
+    assert not other.has_room(is_suspect=False)
+    assert not new.has_room(is_suspect=True)
+    assert new.has_room(is_suspect=False)
+    for held in several:
+        held.closed(HELD_MAX)
+    assert other.has_room(is_suspect=True)
+    assert other.count == 1
