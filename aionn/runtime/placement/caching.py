@@ -140,7 +140,7 @@ async def open_cache(
         identity = token
     else:
         with real_work("reading a model"):
-            identity, source = await anyio.to_thread.run_sync(_digest, model)
+            identity, source = await anyio.to_thread.run_sync(_digest, model, abandon_on_cancel=True)
     # An importer and a lowering may change with each version. The package is imported before its modules, which may not import it.
     version = hashlib.sha256(str(sys.modules["aionn"].__version__).encode()).digest()
     return StepCache(path, hashlib.sha256(identity + version + described).digest(), source)

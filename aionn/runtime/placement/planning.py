@@ -119,8 +119,9 @@ class PlanOptions(NamedTuple):
 
 
 async def _on_thread(call: Callable[[], _T], what: str) -> _T:
+    """The result of a call without side effects. A cancelled caller does not wait: the call ends on its thread, without use."""
     with real_work(what):
-        return await anyio.to_thread.run_sync(call)
+        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
 
 
 async def load_model(

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import msgspec
 import numpy as np
 import pytest
@@ -24,6 +27,7 @@ from aionn.hal import uniform_capabilities
 from aionn.runtime.background import Background
 from aionn.runtime.devices import RuntimeDevice
 from aionn.runtime.executions import plan_in_use
+from aionn.runtime.placement import caching, planning
 from aionn.runtime.placement import fallback as fallback_module
 from aionn.service.client.device import RemoteDevice
 from aionn.service.wire.protocol import Ping
@@ -235,6 +239,32 @@ async def test_compilation_waits_for_a_restart_until_its_deadline(
             await bench.runtime.compile(endless_model(), deadline=aionn.after(0.05))
     net = await bench.runtime.compile(endless_model(), deadline=aionn.after(60))
     assert (await net.execute([-ONE])).outputs[0] == -1
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+async def test_compilation_ends_at_its_deadline_while_a_file_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, digits: Path, is_cached: bool
+) -> None:
+    """The import of a large file takes seconds, and so does its digest where the disk is slow."""
+    free, left = threading.Event(), threading.Event()
+    module, name = (caching, "_digest") if is_cached else (planning, "load_file")
+    real = getattr(module, name)
+
+    def reading(*arguments: Any) -> Any:
+        free.wait(3 * LIMIT_S)
+        left.set()
+        return real(*arguments)
+
+    monkeypatch.setattr(module, name, reading)
+    cache_dir = tmp_path / "cache" if is_cached else None
+    async with aionn.open(drivers=["reference"], isolation="in_process") as runtime:
+        with anyio.fail_after(LIMIT_S), pytest.raises(aionn.MissedDeadline):
+            await runtime.compile(digits, cache_dir=cache_dir, deadline=aionn.after(0.05))
+        assert not left.is_set()
+        free.set()
+        net = await runtime.compile(digits, cache_dir=cache_dir)
+        assert await anyio.to_thread.run_sync(left.wait, LIMIT_S)
+        await net.aclose()
 
 
 class Reading:
