@@ -31,6 +31,14 @@ def aionn_here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     return run
 
 
+@pytest.fixture(scope="session")
+def lack_of_cuda() -> str | None:
+    """Why the device ``ort-cuda`` cannot be used; None if it can."""
+    from tests.aionn.drivers.onnxruntime.provider import why_not
+
+    return why_not("ort-cuda")
+
+
 @pytest.fixture
 def ends_at_once() -> Iterator[None]:
     """Ends a call of the main thread that waits: opening a pipe without the flag would do so for ever."""

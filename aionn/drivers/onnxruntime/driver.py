@@ -22,7 +22,7 @@ from aionn.drivers.kit.engines.device import measured_capabilities
 from aionn.drivers.kit.onnx.device import OnnxDevice
 from aionn.drivers.kit.onnx.lowered import OPSET, Dialect, Lowered
 from aionn.drivers.onnxruntime.expectations import EXPECTED_DIFFERENCES, EXPECTED_FAILURES, UNSUPPORTED
-from aionn.drivers.onnxruntime.gaps import gap_of
+from aionn.drivers.onnxruntime.gaps import foreign_gap_of, gap_of
 from aionn.drivers.onnxruntime.providers import Provider, installed_version, provider_named
 from aionn.hal import (
     CacheFileCounts,
@@ -94,6 +94,9 @@ def info_for(name: str, driver: str = INFO.name) -> DeviceInfo:
 
 _ON_CPU = Dialect(gap_of=gap_of, takes_weights=True)
 
+# Kernels of CUDA compute an index that is out of range, or read elsewhere; there is none for BitwiseXor.
+_ELSEWHERE = Dialect(reports_indexes=False, has_bitwise=False, gap_of=foreign_gap_of)
+
 
 class OrtDevice(OnnxDevice):
     """ONNX Runtime on one execution provider. On the CPU two concurrent executions, each on the number of threads in
@@ -103,13 +106,14 @@ class OrtDevice(OnnxDevice):
         DeviceUnavailable: ONNX Runtime cannot be used, or the number of threads makes no sense.
     """
 
-    dialect: Dialect = Dialect(gap_of=gap_of)  # type: ignore[misc]  # Each provider has one.
-
     def __init__(self, name: str = INFO.name, driver: str = INFO.name) -> None:
         super().__init__(info_for(name, driver), THREADS_VARIABLE)
         self.provider: Provider = provider_named(driver)
-        if self.provider.is_cpu:
-            self.dialect = _ON_CPU
+        self.dialect = _ON_CPU if self.provider.is_cpu else _ELSEWHERE
+
+    def is_accepted(self, lowered: Lowered) -> bool:
+        """See the base class. Other providers take a kind of node with some attributes and not with others."""
+        return not lowered.file or (self.provider.is_cpu and super().is_accepted(lowered))
 
     def check_new(self, lowered: Lowered) -> None:
         """See the base class."""
@@ -123,7 +127,7 @@ class OrtDevice(OnnxDevice):
         """See the base class."""
         from aionn.drivers.onnxruntime.engine import Loading, compile_session
 
-        loading = Loading(self.provider, self.thread_count)
+        loading = Loading(self.provider, self.thread_count, is_relaxed=is_relaxed)
         with self.interrupts.watching(deadline_ns, None, loading.stop):
             return compile_session(lowered, loading)
 
@@ -139,7 +143,7 @@ class OrtDevice(OnnxDevice):
         """See the base class."""
         from aionn.drivers.onnxruntime.engine import Loading, restore_session
 
-        loading = Loading(self.provider, self.thread_count)
+        loading = Loading(self.provider, self.thread_count, is_relaxed=is_relaxed)
         with self.interrupts.watching(deadline_ns, None, loading.stop):
             return restore_session(file, form, loading)
 

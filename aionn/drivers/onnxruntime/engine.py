@@ -14,13 +14,15 @@ Source: ONNX Runtime's Python API.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import enum
 import functools
+import io
 import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -73,6 +75,21 @@ def _route_messages() -> None:
 
 _route_messages()
 
+
+@functools.cache
+def _load_cuda() -> None:
+    """Loads the libraries of CUDA that are installed as packages of Python, which the dynamic loader does not find."""
+    try:
+        preload = ort.preload_dlls
+    except AttributeError:
+        return
+    # It prints what it does not find, which the error about the provider says better.
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+        preload()
+    if told.getvalue():
+        _logger.info("ONNX Runtime: %s", " ".join(told.getvalue().split()))
+
+
 _INEXACT_OPTIMIZERS = ("WeightBiasQuantization",)
 """Passes of ONNX Runtime that change results: this one rounds the float weights of a layer between quantised values to 8 bits."""
 
@@ -116,10 +133,12 @@ class Loading:
     Args:
         provider: Where it runs.
         thread_count: Threads of one execution.
+        is_relaxed: Whether floats may have the range and precision of float16.
     """
 
-    def __init__(self, provider: Provider, thread_count: int) -> None:
+    def __init__(self, provider: Provider, thread_count: int, *, is_relaxed: bool = False) -> None:
         self.provider = provider
+        self.is_relaxed = is_relaxed
         self.options = _options(provider, thread_count)
 
     def stop(self) -> None:
@@ -141,6 +160,8 @@ class Loading:
                 f"{name}: the installed ONNX Runtime {ort.__version__} has {', '.join(available)}; install the distribution "
                 "that contains it"
             )
+        if self.provider.is_cuda:
+            _load_cuda()
         try:
             if weights:
                 self.options.add_external_initializers(
@@ -150,7 +171,7 @@ class Loading:
                 file,
                 self.options,
                 providers=[name],
-                provider_options=[dict(self.provider.options)],
+                provider_options=[self.provider.options_for(is_relaxed=self.is_relaxed)],
                 disabled_optimizers=list(_INEXACT_OPTIMIZERS),
             )
             session.disable_fallback()
@@ -215,7 +236,18 @@ class Session(Compiled):
 
     def make_slots(self, lowered: Lowered, count: int) -> Sequence[Slot]:
         """See the base class."""
-        return [Slot(self.session, lowered) for _ in range(count)]
+        slots = [self._slot(lowered) for _ in range(count)]
+        if not self._provider.is_cpu:
+            # A first execution loads kernels, and chooses among those of a layer: it takes a second.
+            _try_out(slots[0])
+        return slots
+
+    def runs(self, lowered: Lowered) -> bool:
+        """Whether it computes something of zeros."""
+        return _try_out(self._slot(lowered))
+
+    def _slot(self, lowered: Lowered) -> Slot:
+        return Slot(self.session, lowered, copies_inputs=not self._provider.is_cpu)
 
     def kept(self) -> tuple[str, bytes]:
         """The optimised model."""
@@ -234,26 +266,24 @@ def compile_session(lowered: Lowered, loading: Loading) -> Session:
     optimiser where that fails. A run takes as long as the making of the session, and passes that move no axes keep to kernels.
     """
     provider = loading.provider
-    session = loading.make(lowered.file, lowered.weights)
-    if not _moves_axes(lowered) or _runs(session, lowered):
-        return Session(session, lowered, Form.OPTIMIZABLE, provider)
-    plain = Loading(provider, loading.options.intra_op_num_threads)
+    found = Session(loading.make(lowered.file, lowered.weights), lowered, Form.OPTIMIZABLE, provider)
+    if not _moves_axes(lowered) or found.runs(lowered):
+        return found
+    plain = Loading(provider, loading.options.intra_op_num_threads, is_relaxed=loading.is_relaxed)
     plain.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    other = plain.make(lowered.file, lowered.weights)
+    other = Session(plain.make(lowered.file, lowered.weights), lowered, Form.PLAIN, provider)
     # Zeros may be illegal values as well, which both sessions report.
-    if _runs(other, lowered):
-        return Session(other, lowered, Form.PLAIN, provider)
-    return Session(session, lowered, Form.OPTIMIZABLE, provider)
+    return other if other.runs(lowered) else found
 
 
 def _moves_axes(lowered: Lowered) -> bool:
     return any("Transpose" in kernel for kernel in lowered.kernels)
 
 
-def _runs(session: Any, lowered: Lowered) -> bool:
-    """Whether a session computes something of zeros."""
+def _try_out(slot: Slot) -> bool:
+    """Whether a slot computes something of zeros."""
     try:
-        Slot(session, lowered).try_out()
+        slot.try_out()
     except Error as e:
         _logger.debug("ONNX Runtime fails on zeros: %s", e)
         return False
@@ -295,17 +325,32 @@ def restore_session(file: KeptFile, form: str, loading: Loading) -> Session:
     return Session(session, None, Form(form), loading.provider)
 
 
+class _Binding(NamedTuple):
+    """What a run is given.
+
+    Attributes:
+        bound: ONNX Runtime's binding.
+        inputs: The arguments of ``bind_input`` for the inputs that are bound anew before each run.
+    """
+
+    bound: Any
+    inputs: list[tuple[Any, ...]]
+
+
 class Slot(OnnxSlot):
     """Bindings to the client's memory and the slot's own, and run options.
 
     Args:
         session: Shared by all slots.
         lowered: The model.
+        copies_inputs: Whether the provider has memory of its own: ONNX Runtime copies an input there when it is bound, and not when
+            the session runs.
     """
 
-    def __init__(self, session: Any, lowered: Lowered) -> None:
+    def __init__(self, session: Any, lowered: Lowered, *, copies_inputs: bool = False) -> None:
         super().__init__(lowered)
         self._session = session
+        self._copies_inputs = copies_inputs
         self._run = engine_call(session.run_with_iobinding)
         # ONNX Runtime allocates these outputs in each run.
         self._open = [argument.name for argument in lowered.outputs if argument.shape is None]
@@ -313,6 +358,11 @@ class Slot(OnnxSlot):
         # Without this entry each run looks for it, raises and catches an exception, at the cost of ten small models.
         self._options.add_run_config_entry("gpu_graph_id", "-1")
         self._options.log_severity_level = 4
+        self._check: Array | None = None
+        self._check_name = ""
+        if lowered.check is not None:
+            self._check = engine_memory(lowered.check.dtype, lowered.check.shape or ())
+            self._check_name = lowered.check.name
         self._is_stopped = False
         # ONNX Runtime has their addresses alone: they are released behind the session.
         self._weights = lowered.weights
@@ -326,18 +376,23 @@ class Slot(OnnxSlot):
         """Ends the run between two nodes. From any thread."""
         self._is_stopped = self._options.terminate = True
 
-    def compute(self, arguments: Any) -> None:
-        """See the base class. ONNX Runtime reports an index that is out of range."""
+    def compute(self, arguments: _Binding) -> None:
+        """See the base class. ONNX Runtime reports an index that is out of range on the CPU, and the model on other providers."""
+        bound = arguments.bound
         for name in self._open:
-            arguments.bind_output(name, "cpu")
+            bound.bind_output(name, "cpu")
         try:
-            self._run(arguments, self._options)
+            for given in arguments.inputs:
+                bound.bind_input(*given)
+            self._run(bound, self._options)
         except _FAILURES as e:
             raise _error_of(e) from e
+        if self._check is not None and self._check[0]:
+            raise InvalidArgument("execution: an index is out of range")
 
-    def open_output(self, arguments: Any, index: int) -> Array:
+    def open_output(self, arguments: _Binding, index: int) -> Array:
         """See the base class."""
-        result: Array = arguments.get_outputs()[index].numpy()
+        result: Array = arguments.bound.get_outputs()[index].numpy()
         return result
 
     def try_out(self) -> None:
@@ -349,17 +404,26 @@ class Slot(OnnxSlot):
         # A binding has addresses alone: the arrays live until the end of this function.
         self.compute(self.bind_arrays(own))
 
-    def bind_arrays(self, arrays: Sequence[Array | None]) -> Any:
+    def bind_arrays(self, arrays: Sequence[Array | None]) -> _Binding:
         """The binding of these arrays."""
+        again: list[tuple[Any, ...]] = []
         binding = self._session.io_binding()
         for place, (argument, array) in enumerate(zip(self.arguments, arrays, strict=True)):
             if array is None or argument.shape is None:
                 binding.bind_output(argument.name, "cpu")
                 continue
-            bind = binding.bind_input if place < self.input_count else binding.bind_output
             kind, shape = np.dtype(argument.dtype), list(argument.shape)
-            bind(argument.name, "cpu", 0, kind, shape, address_of(array))
-        return binding
+            given = (argument.name, "cpu", 0, kind, shape, address_of(array))
+            if place >= self.input_count:
+                binding.bind_output(*given)
+            elif self._copies_inputs:
+                again.append(given)
+            else:
+                binding.bind_input(*given)
+        if self._check is not None:
+            flag = self._check
+            binding.bind_output(self._check_name, "cpu", 0, flag.dtype, list(flag.shape), address_of(flag))
+        return _Binding(binding, again)
 
 
 def _error_of(error: BaseException, where: str = "execution") -> Error:

@@ -2,7 +2,7 @@
 
 Owns the conditions, none of which ONNX Runtime reports before an execution.
 
-Source: ONNX's node tests on ONNX Runtime 1.32; the checks at the beginning of its kernels' computations.
+Source: ONNX's node tests on ONNX Runtime 1.32, and on 1.31.1 with CUDA; the checks at the beginning of its kernels' computations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aionn.drivers.kit.arguments import Array
 from aionn.models.onnx.extension import Record, ValueType
 from aionn.models.onnx.schema import DataType
 
-__all__ = ["gap_of"]
+__all__ = ["foreign_gap_of", "gap_of"]
 
 Constant = Callable[[int], Array | None]
 """The array of an input, by its place; None if it is omitted or not constant."""
@@ -62,13 +62,16 @@ def _unpooling(record: Record, constant: Constant) -> str | None:
     return None
 
 
+def _may_be_empty(kind: ValueType | None) -> bool:
+    """Whether a value may have no elements; -1 is an extent that only the execution knows."""
+    return kind is None or kind.shape is None or any(extent <= 0 for extent in kind.shape)
+
+
 def _reduction(record: Record, constant: Constant) -> str | None:
     kind = record.inputs[0]
     if kind is None or kind.data_type != DataType.BOOL:
         return None
-    if kind.shape is None or any(extent <= 0 for extent in kind.shape):  # -1: only the execution knows it.
-        return "truth values without elements"
-    return None
+    return "truth values without elements" if _may_be_empty(kind) else None
 
 
 def _resizing(record: Record, constant: Constant) -> str | None:
@@ -159,3 +162,22 @@ def gap_of(op_type: str, record: Record, constant: Constant) -> str | None:
     """The reason not to give ONNX Runtime an application of an operator; None if it takes that."""
     gap = _GAPS.get(op_type)
     return None if gap is None else gap(record, constant)
+
+
+_INDEXES = {
+    "Gather": 1, "GatherElements": 1, "GatherND": 1, "MaxUnpool": 1, "Scatter": 1, "ScatterElements": 1, "ScatterND": 1,
+    "TensorScatter": 2,
+}  # fmt: skip
+"""Operators that read or write where an input says, and its place."""
+
+
+def foreign_gap_of(op_type: str, record: Record, constant: Constant) -> str | None:
+    """As ``gap_of``, on other providers than the CPU: an index out of range reads or writes elsewhere there, or is ignored."""
+    place = _INDEXES.get(op_type)
+    if place is not None and _at(record.inputs, place) is not None and constant(place) is None:
+        return "indexes that are not constants: one out of range is not reported"
+    if op_type == "Attention" and _at(record.outputs, 3) is not None:
+        return "its products are computed on the CPU alone"
+    if op_type in ("ReduceLogSum", "ReduceLogSumExp") and _may_be_empty(record.inputs[0]):
+        return "logarithms of no elements, which are 0 on CUDA"
+    return gap_of(op_type, record, constant)

@@ -27,10 +27,11 @@ from aionn.errors import DeviceUnavailable
 __all__ = ["Provider", "installed_version", "provider_named"]
 
 CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
 
 _PROVIDERS = {
     "ort-cpu": CPU,
-    "ort-cuda": "CUDAExecutionProvider",
+    "ort-cuda": CUDA,
     "ort-migraphx": "MIGraphXExecutionProvider",
     "ort-openvino": "OpenVINOExecutionProvider",
     "ort-qnn": "QNNExecutionProvider",
@@ -52,6 +53,9 @@ _MODULE = "onnxruntime/__init__.py"
 
 VERSION_MIN = (1, 22)
 
+_EXACT: Mapping[str, Mapping[str, str]] = {CUDA: {"use_tf32": "0"}}
+"""Options without which a provider rounds float32 by itself: the matrix units of CUDA take 10 bits of the mantissa."""
+
 
 class Provider(msgspec.Struct, frozen=True):
     """An execution provider.
@@ -68,6 +72,19 @@ class Provider(msgspec.Struct, frozen=True):
     def is_cpu(self) -> bool:
         """Whether it is ONNX Runtime's own kernels on the CPU."""
         return self.name == CPU
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether its libraries are those of CUDA."""
+        return self.name in (CUDA, "TensorrtExecutionProvider")
+
+    def options_for(self, *, is_relaxed: bool) -> dict[str, str]:
+        """The options of a session; those that were configured come first.
+
+        Args:
+            is_relaxed: Whether floats may have the range and precision of float16.
+        """
+        return {**({} if is_relaxed else _EXACT.get(self.name, {})), **self.options}
 
 
 def _configured() -> dict[str, Provider]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -68,7 +68,7 @@ class OnnxDevice(EngineDevice):
         DeviceUnavailable: The number of threads makes no sense.
     """
 
-    dialect: ClassVar[Dialect] = FULL
+    dialect: Dialect = FULL
     """Where the engine's reading of ONNX differs."""
 
     def __init__(self, info: DeviceInfo, threads_variable: str) -> None:

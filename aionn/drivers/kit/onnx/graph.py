@@ -486,11 +486,17 @@ class Graph:
 
     def unsigned(self, name: str) -> str:
         """Signed 8-bit numbers as unsigned ones; see ``moved``."""
-        return self.emit("BitwiseXor", [self.cast(name, "uint8"), self.constant(0x80, "uint8")])
+        return self.flipped(self.cast(name, "uint8"))
 
     def signed(self, name: str) -> str:
         """The inverse of ``unsigned``."""
-        return self.cast(self.emit("BitwiseXor", [name, self.constant(0x80, "uint8")]), "int8")
+        return self.cast(self.flipped(name), "int8")
+
+    def flipped(self, name: str) -> str:
+        """Unsigned 8-bit numbers with the other highest bit."""
+        if not self.dialect.has_bitwise:
+            return self.looked_up(name, "uint8", np.arange(256, dtype=np.uint8) ^ np.uint8(0x80))
+        return self.emit("BitwiseXor", [name, self.constant(0x80, "uint8")])
 
     def cast(self, name: str, dtype: str) -> str:
         """Numbers of another element type, converted as C does."""

@@ -183,7 +183,7 @@ class _Lowering:
         if argument.dtype == "float16":
             g.emit_to(argument.name, "Cast", [name], to=int(DATA_TYPES["float16"]))
         elif value.is_moved:
-            flipped = g.emit("BitwiseXor", [name, g.constant(0x80, "uint8")])
+            flipped = g.flipped(name)
             g.emit_to(argument.name, "Cast", [flipped], to=int(DATA_TYPES["int8"]))
         else:
             g.emit_to(argument.name, "Identity", [name])

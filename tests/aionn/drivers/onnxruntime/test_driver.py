@@ -315,7 +315,7 @@ async def test_model_is_tried_out_where_the_optimiser_could_move_a_transpose(
     monkeypatch: pytest.MonkeyPatch, has_transpose: bool
 ) -> None:
     tried: list[object] = []
-    monkeypatch.setattr(engine, "_runs", lambda session, lowered: not tried.append(session))
+    monkeypatch.setattr(engine.Session, "runs", lambda session, lowered: not tried.append(session))
     graph = GraphBuilder()
     x = graph.input(OperandType.TENSOR_FLOAT32, (2, 3))
     y = graph.result(OperationType.TANH, [x], x, (2, 3))

@@ -96,7 +96,7 @@ def test_values_bound_in_place_are_the_client_s_addresses() -> None:
     x, y, _ = pool_with(drawn(1))
     slot.run([x], [area(y)])
     (bound,) = slot._bound.values()
-    (output,) = bound.arguments.get_outputs()
+    (output,) = bound.arguments.bound.get_outputs()
     assert output.data_ptr() == y.ctypes.data
     # The kernel reads what is there when it runs, and not what was there when it was bound.
     x[...] = 0.5

@@ -23,6 +23,7 @@ from aionn.errors import Error
 from aionn.models.onnx import encode_model, load_onnx
 from aionn.models.onnx.encoding import node
 from aionn.models.onnx.schema import DataType, OpsetImport, ValueInfo, read_model
+from tests.aionn.drivers.onnxruntime.provider import skip_without_cuda
 from tests.aionn.models.onnx.backend_cases import (
     FOLDERS,
     TIERS,
@@ -47,6 +48,7 @@ ROUTES = {
     "reference": Route(("reference",), 715, 350),
     "onnx-reference": Route(("onnx-reference", "reference"), 1300, 455),
     "ort-cpu": Route(("ort-cpu", "onnx-reference"), 1300, 455),
+    "ort-cuda": Route(("ort-cuda", "onnx-reference", "reference"), 1300, 455),
     "openvino-cpu": Route(("openvino-cpu", "onnx-reference", "reference"), 1300, 455),
 }
 
@@ -119,9 +121,25 @@ CANNOT_ON: dict[str, dict[str, str]] = {
 }
 """The same for routes."""
 
+_MASKED = "rows that a mask leaves no element: the largest of minus infinities is another number on CUDA, and does not mark them"
+
+DIFFERS_ON: dict[str, dict[str, str]] = {
+    "ort-cuda": {
+        "test_attention_23_boolmask_fullymasked_row_nan_robustness_expanded": _MASKED,
+        "test_attention_23_fullymasked_qk_matmul_output_mode3_zero_expanded": _MASKED,
+        "test_attention_24_fullymasked_qk_matmul_output_mode3_zero_expanded": _MASKED,
+        "test_attention_24_qk_matmul_output_mode3_softmax_precision_expanded": _MASKED,
+        "test_attention_4d_causal_nonpad_negative_offset_structural_empty_expanded": _MASKED,
+        "test_attention_causal_boolmask_nan_robustness_expanded": _MASKED,
+        "test_attention_local_window_gqa_rank4_mask_expanded": _MASKED,
+    },
+}
+"""Cases that a route computes otherwise, with the reason, from a run of ONNX Runtime 1.31.1 on CUDA 13."""
+
 _FOURIER = "sums of float32, which are rounded in relation to the largest number"
 
 ROUNDED = {
+    "test_attention_4d_fp16": (2**-10, "sums of float16, which are rounded in another order"),
     "test_attention_4d_causal_fp16*": (2**-9, "sums of float16, which are rounded in another order"),
     "test_attention_*_bf16_expanded": (2**-7, "operations of bfloat16, each of which is rounded"),
     "test_dft*": (1e-6, _FOURIER),
@@ -269,6 +287,8 @@ async def check_cases(cases: Iterable[Case], route: str, path: Path) -> Verdict:
                 if route != "reference" or is_of_a_tier or not needs_extension(case):
                     failed.append(f"{case.name}: rejected")
             elif (told := difference(case, results)) is not None:
+                if is_listed(case.name, DIFFERS_ON.get(route, {})):
+                    continue
                 failed.append(f"{case.name}: {told}")
             else:
                 passed[case.is_plain] += 1
@@ -276,19 +296,21 @@ async def check_cases(cases: Iterable[Case], route: str, path: Path) -> Verdict:
     return Verdict(passed[True], passed[False], failed, by_tier)
 
 
-def skip_without(route: str) -> None:
-    if "ort-cpu" in ROUTES[route].drivers:
+def skip_without(route: str, request: pytest.FixtureRequest) -> None:
+    if {"ort-cpu", "ort-cuda"} & set(ROUTES[route].drivers):
         pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+    if "ort-cuda" in ROUTES[route].drivers:
+        skip_without_cuda(request)
     if "openvino-cpu" in ROUTES[route].drivers:
         pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", ["onnx-reference", "ort-cpu", "openvino-cpu"])
+@pytest.mark.parametrize("route", ["onnx-reference", "ort-cpu", "ort-cuda", "openvino-cpu"])
 async def test_sample_of_the_node_tests_passes_or_is_listed(
-    cases: list[Case], route: str, tmp_path: Path
+    cases: list[Case], route: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    skip_without(route)
+    skip_without(route, request)
     sample = [case for case in cases if case.is_plain][::SAMPLE_STEP]
     verdict = await check_cases(sample, route, tmp_path / "case.onnx")
     assert not verdict.failed, "\n".join(verdict.failed)
@@ -304,9 +326,11 @@ async def test_sample_of_the_tiers_passes_on_the_reference_device(cases: list[Ca
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("route", ["reference", "onnx-reference", "ort-cpu"])
-async def test_node_tests_pass_or_are_listed(cases: list[Case], route: str, tmp_path: Path) -> None:
-    skip_without(route)
+@pytest.mark.parametrize("route", ["reference", "onnx-reference", "ort-cpu", "ort-cuda"])
+async def test_node_tests_pass_or_are_listed(
+    cases: list[Case], route: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    skip_without(route, request)
     verdict = await check_cases(cases, route, tmp_path / "case.onnx")
     print(f"{route}: passed {verdict.plain} plain cases and {verdict.expanded} expanded ones")
     print(
@@ -320,9 +344,11 @@ async def test_node_tests_pass_or_are_listed(cases: list[Case], route: str, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
-@pytest.mark.parametrize("route", ["onnx-reference", "ort-cpu", "openvino-cpu"])
-async def test_models_of_the_test_data_pass_or_are_listed(folder: str, route: str, tmp_path: Path) -> None:
-    skip_without(route)
+@pytest.mark.parametrize("route", ["onnx-reference", "ort-cpu", "ort-cuda", "openvino-cpu"])
+async def test_models_of_the_test_data_pass_or_are_listed(
+    folder: str, route: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    skip_without(route, request)
     found = list(folder_cases(folder))
     verdict = await check_cases(found, route, tmp_path / "case.onnx")
     print(f"{route}, {folder}: passed {verdict.plain} of {len(found)}")
@@ -331,8 +357,8 @@ async def test_models_of_the_test_data_pass_or_are_listed(folder: str, route: st
 
 
 @pytest.mark.long
-async def test_networks_pass_on_ort_cpu(tmp_path: Path) -> None:
-    skip_without("ort-cpu")
+async def test_networks_pass_on_ort_cpu(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    skip_without("ort-cpu", request)
     verdict = await check_cases(network_cases(), "ort-cpu", tmp_path / "case.onnx")
     assert not verdict.failed, "\n".join(verdict.failed)
     assert verdict.plain == 9
@@ -341,5 +367,6 @@ async def test_networks_pass_on_ort_cpu(tmp_path: Path) -> None:
 def test_every_pattern_matches_a_case(cases: list[Case]) -> None:
     names = [case.name for case in cases]
     names += [case.name for folder in FOLDERS for case in folder_cases(folder)]
-    for pattern in (*CANNOT, *ROUNDED, *(p for patterns in CANNOT_ON.values() for p in patterns)):
+    by_route = (p for lists in (CANNOT_ON, DIFFERS_ON) for patterns in lists.values() for p in patterns)
+    for pattern in (*CANNOT, *ROUNDED, *by_route):
         assert fnmatch.filter(names, pattern), pattern
