@@ -225,9 +225,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 REMEDIES = {
+    "CUDAExecutionProvider": "there is no GPU with CUDA: pip install onnxruntime-gpu instead of onnxruntime, with CUDA and cuDNN",
     "LiteRT|ai.edge.litert": "LiteRT is not installed: pip install -e '.[litert]'",
     "ONNX Runtime|onnxruntime": "ONNX Runtime is not installed: pip install -e '.[onnxruntime]'",
-    "CUDAExecutionProvider": "there is no GPU with CUDA: pip install onnxruntime-gpu instead of onnxruntime, with CUDA and cuDNN",
     "uvicorn": "uvicorn and websockets are not installed: pip install -e '.[watch]'",
     "tritonclient": "tritonclient is not installed: pip install --group test",
     "grpcio": "grpcio is not installed: pip install -e '.[oip]'",

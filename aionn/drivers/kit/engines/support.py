@@ -20,9 +20,9 @@ _EXHAUSTED = re.compile(
     r"|Resource temporarily unavailable|out of memory|is smaller than requested bytes"
 )
 """Parts of engines' messages where memory or threads were exhausted: "failed to allocate", and not "the pre-allocated output"; the
-names of OpenCL's and Level Zero's errors; "[GPU] Exceeded max size of memory object allocation"; CUDA's error, and "available memory of N is smaller than requested bytes
-of M" of ONNX Runtime, where the memory of a provider has a limit; and the C library's text where it
-cannot start a thread."""
+names of OpenCL's and Level Zero's errors; "[GPU] Exceeded max size of memory object allocation"; CUDA's error, and "available
+memory of N is smaller than requested bytes of M", of ONNX Runtime where a provider's memory has a limit; and the C library's text
+where it cannot start a thread."""
 
 
 class Unsupported(Exception):

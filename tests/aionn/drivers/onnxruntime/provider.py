@@ -17,7 +17,7 @@ def why_not(driver: str) -> str | None:
     from aionn.drivers.onnxruntime.engine import Loading
 
     kinds = (ValueInfo("x", DataType.FLOAT, (1,)), ValueInfo("y", DataType.FLOAT, (1,)))
-    graph = GraphProto("neg", (node("Neg", ["x"], ["y"]),), inputs=kinds[:1], outputs=kinds[1:])
+    graph = GraphProto(name="neg", nodes=(node("Neg", ["x"], ["y"]),), inputs=kinds[:1], outputs=kinds[1:])
     file = encode_model(ModelProto(ir_version=8, opsets=(OpsetImport("", 17),), graph=graph))
     try:
         session = Loading(provider_named(driver), 1).make(file)

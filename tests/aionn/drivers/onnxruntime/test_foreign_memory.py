@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aionn.drivers.kit.arguments import OutputArea, engine_memory
+from aionn.drivers.kit.onnx.lowering import lower
 from aionn.drivers.onnxruntime import driver, providers
 from aionn.drivers.onnxruntime.driver import OrtDevice
 from aionn.drivers.onnxruntime.gaps import foreign_gap_of
@@ -18,10 +20,10 @@ from aionn.models.builder import GraphBuilder
 from aionn.models.onnx.extension import Record, ValueType
 from aionn.models.onnx.schema import DataType
 
-ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
-from aionn.drivers.kit.arguments import OutputArea, engine_memory
-from aionn.drivers.kit.onnx.lowering import lower
+import onnxruntime as ort
+
 from aionn.drivers.onnxruntime.engine import Loading, compile_session
 
 
@@ -143,3 +145,20 @@ def test_computed_indexes_are_left_to_other_devices() -> None:
     record = Record(21, {}, kinds, kinds[:1])
     assert foreign_gap_of("GatherElements", record, lambda place: None) is not None
     assert foreign_gap_of("GatherElements", record, lambda place: np.zeros(2, np.int64)) is None
+
+
+def test_signed_numbers_need_no_bitwise_kernel(made: list[Any]) -> None:
+    """CUDA has none."""
+    kind, shape = OperandType.TENSOR_QUANT8_ASYMM_SIGNED, (16, 16)
+    graph = GraphBuilder()
+    x = graph.input(kind, shape, scale=0.5, zero_point=3)
+    y = graph.variable(kind, shape, scale=0.5, zero_point=3)
+    graph.operation(OperationType.RELU, [x], [y])
+    lowered = lower(graph.build([y]), OrtDevice().dialect)
+    assert not any("BitwiseXor" in kernel for kernel in lowered.kernels)
+    (slot,) = compile_session(lowered, Loading(Foreign("CPUExecutionProvider"), 1)).make_slots(lowered, 1)
+    given = engine_memory("int8", shape)
+    given[...] = np.arange(-128, 128, dtype=np.int8).reshape(shape)
+    area = OutputArea(Operand(kind, shape, scale=0.5, zero_point=3), shape, engine_memory("uint8", (256,)))
+    slot.run([given], [area])
+    assert area.buffer.view(np.int8).tolist() == np.maximum(given, 3).reshape(-1).tolist()
