@@ -33,7 +33,10 @@ def aionn_here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(scope="session")
 def lack_of_cuda() -> str | None:
-    """Why the device ``ort-cuda`` cannot be used; None if it can."""
+    """Why the device ``ort-cuda`` cannot be used; None if it can. Once for all: what CUDA opens stays in the process, and is not
+    left behind by the test that is the first to use it.
+    """
+    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     from tests.aionn.drivers.onnxruntime.provider import why_not
 
     return why_not("ort-cuda")

@@ -94,7 +94,7 @@ def info_for(name: str, driver: str = INFO.name) -> DeviceInfo:
 
 _ON_CPU = Dialect(gap_of=gap_of, takes_weights=True)
 
-# Kernels of CUDA compute an index that is out of range, or read elsewhere; there is none for BitwiseXor.
+# CUDA's kernels do not report an index that is out of range, and BitwiseXor has no kernel.
 _ELSEWHERE = Dialect(reports_indexes=False, has_bitwise=False, gap_of=foreign_gap_of)
 
 

@@ -83,7 +83,7 @@ def _load_cuda() -> None:
         preload = ort.preload_dlls
     except AttributeError:
         return
-    # It prints what it does not find, which the error about the provider says better.
+    # It prints what it does not find, and the error about the provider names that as well.
     with contextlib.redirect_stdout(io.StringIO()) as told:
         preload()
     if told.getvalue():
@@ -326,7 +326,7 @@ def restore_session(file: KeptFile, form: str, loading: Loading) -> Session:
 
 
 class _Binding(NamedTuple):
-    """What a run is given.
+    """The arguments of a run.
 
     Attributes:
         bound: ONNX Runtime's binding.

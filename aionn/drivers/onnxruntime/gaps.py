@@ -168,7 +168,7 @@ _INDEXES = {
     "Gather": 1, "GatherElements": 1, "GatherND": 1, "MaxUnpool": 1, "Scatter": 1, "ScatterElements": 1, "ScatterND": 1,
     "TensorScatter": 2,
 }  # fmt: skip
-"""Operators that read or write where an input says, and its place."""
+"""Operators that read or write at the indexes of an input, and the place of that."""
 
 
 def foreign_gap_of(op_type: str, record: Record, constant: Constant) -> str | None:

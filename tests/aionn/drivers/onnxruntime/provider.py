@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from aionn.drivers.onnxruntime.providers import provider_named
 from aionn.errors import Error
@@ -25,12 +24,3 @@ def why_not(driver: str) -> str | None:
         return str(e)
     session.run(None, {"x": np.ones(1, np.float32)})
     return None
-
-
-def skip_without_cuda(request: pytest.FixtureRequest) -> None:
-    """Skips the test where ``ort-cuda`` cannot be used."""
-    pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
-    # Of the whole session: what CUDA opens is not left behind by the test that is the first to use it.
-    reason = request.getfixturevalue("lack_of_cuda")
-    if reason is not None:
-        pytest.skip(reason)

@@ -21,7 +21,6 @@ from aionn.drivers import registry
 from aionn.drivers.onnxruntime.driver import OrtDevice
 from aionn.drivers.onnxruntime.providers import provider_named
 from tests.aionn.drivers.onnxruntime.mobilenet import INPUT_SHAPE, mobilenet_v2
-from tests.aionn.drivers.onnxruntime.provider import skip_without_cuda
 
 IMAGES = 8
 FRAMES = 90
@@ -36,8 +35,9 @@ Image = npt.NDArray[np.float32]
 
 
 @pytest.fixture(autouse=True)
-def _needs_cuda(request: pytest.FixtureRequest) -> None:
-    skip_without_cuda(request)
+def _needs_cuda(lack_of_cuda: str | None) -> None:
+    if lack_of_cuda is not None:
+        pytest.skip(f"CUDAExecutionProvider cannot be used: {lack_of_cuda}")
 
 
 @pytest.fixture(scope="module")

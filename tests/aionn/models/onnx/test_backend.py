@@ -23,7 +23,6 @@ from aionn.errors import Error
 from aionn.models.onnx import encode_model, load_onnx
 from aionn.models.onnx.encoding import node
 from aionn.models.onnx.schema import DataType, OpsetImport, ValueInfo, read_model
-from tests.aionn.drivers.onnxruntime.provider import skip_without_cuda
 from tests.aionn.models.onnx.backend_cases import (
     FOLDERS,
     TIERS,
@@ -300,7 +299,9 @@ def skip_without(route: str, request: pytest.FixtureRequest) -> None:
     if {"ort-cpu", "ort-cuda"} & set(ROUTES[route].drivers):
         pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     if "ort-cuda" in ROUTES[route].drivers:
-        skip_without_cuda(request)
+        lack = request.getfixturevalue("lack_of_cuda")
+        if lack is not None:
+            pytest.skip(f"CUDAExecutionProvider cannot be used: {lack}")
     if "openvino-cpu" in ROUTES[route].drivers:
         pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
