@@ -197,11 +197,12 @@ async def test_driver_on_the_event_loop_has_its_frames_from_the_context_of_the_c
     client = (await serving(LoopReferenceDevice())).client()
     prepared = await client.prepare_model(small.sum_model())
     application = Application(client, prepared, small)
-    number = await application.reserved(duration_ns=1)
+    number = await application.reserved(period_ns=40 * SECOND, deadline_ns=40 * SECOND, duration_ns=1)
     frames = [Frame(number) for _ in range(2)]
     for frame in (frames[0], None, frames[1]):
         await ended(await application.launch(1, frame, by_burst=by_burst))
-    assert [frame.labels for frame in frames] == [["overran"], ["early"]]
+    # Where the machine did not run the loop for most of the time, it is the machine's fault.
+    assert frames[0].labels in (["overran"], ["stalled"]) and frames[1].labels == ["early"]
     await application.aclose()
 
 
