@@ -84,10 +84,10 @@ def _load_cuda() -> None:
     except AttributeError:
         return
     # It prints what it does not find, and the error about the provider names that as well.
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         preload()
-    if told.getvalue():
-        _logger.info("ONNX Runtime: %s", " ".join(told.getvalue().split()))
+    if printed.getvalue():
+        _logger.info("ONNX Runtime: %s", " ".join(printed.getvalue().split()))
 
 
 _INEXACT_OPTIMIZERS = ("WeightBiasQuantization",)

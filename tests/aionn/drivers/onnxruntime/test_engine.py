@@ -199,7 +199,7 @@ def test_run_options_cost_nothing() -> None:
     # By turns, and the quickest of each: other load comes and goes.
     pairs = [
         [
-            taken_ns(lambda: slot._session.run_with_iobinding(bound.arguments, options))  # noqa: B023
+            taken_ns(lambda: slot._session.run_with_iobinding(bound.arguments.bound, options))  # noqa: B023
             for options in (slot._options, plain)
         ]
         for _ in range(2000)
