@@ -20,7 +20,7 @@ import aionn
 from aionn.drivers import registry
 from aionn.drivers.onnxruntime.driver import OrtDevice
 from aionn.drivers.onnxruntime.providers import provider_named
-from tests.aionn.drivers.onnxruntime.mobilenet import INPUT_SHAPE, mobilenet_v2
+from benchmarks.engines.networks import mobilenet_v2
 
 IMAGES = 8
 FRAMES = 90
@@ -43,7 +43,7 @@ def _needs_cuda(lack_of_cuda: str | None) -> None:
 @pytest.fixture(scope="module")
 def images() -> list[Image]:
     draws = np.random.default_rng(0)
-    return [draws.random(INPUT_SHAPE, np.float32) for _ in range(IMAGES)]
+    return [draws.random((1, 3, 224, 224), np.float32) for _ in range(IMAGES)]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def expected(images: list[Image]) -> list[Any]:
     """The scores that ONNX Runtime computes on the CPU, without aionn."""
     ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     session = ort.InferenceSession(mobilenet_v2(), providers=["CPUExecutionProvider"])
-    return [session.run(None, {"image": image})[0] for image in images]
+    return [session.run(None, {"x": image})[0] for image in images]
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
 from aionn.drivers.kit.onnx import lowering
 from aionn.drivers.onnxruntime import engine
+from tests.aionn.drivers.engines.indexes import check_index_out_of_range
 
 WAIT_S = 20.0
 
@@ -106,22 +107,8 @@ async def test_shape_that_the_model_does_not_state_is_inferred(small: Any) -> No
 
 @pytest.mark.parametrize("index", [3, -1])
 async def test_index_out_of_range_is_an_error_and_the_model_goes_on(small: Any, index: int) -> None:
-    graph = GraphBuilder()
-    table = graph.input(OperandType.TENSOR_FLOAT32, (3, 2))
-    rows = graph.input(OperandType.TENSOR_INT32, (2,))
-    model = graph.build([graph.result(OperationType.GATHER, [table, graph.constant(0), rows], table, (2, 2))])
-    values = np.arange(6, dtype=np.float32).reshape(3, 2)
     async with OrtDevice() as device:
-        prepared = await device.prepare_model(model)
-        for place, works in ((2, True), (index, False), (1, True)):
-            request = small.request([values, np.array([0, place], dtype=np.int32)], [(16, (2, 2))])
-            if works:
-                await prepared.execute_synchronously(request)
-                assert small.output(request).tolist() == [*values[0], *values[place]]
-            else:
-                with pytest.raises(InvalidArgument, match="ONNX Runtime"):
-                    await prepared.execute_synchronously(request)
-        await prepared.aclose()
+        await check_index_out_of_range(device, small, index, match="ONNX Runtime")
 
 
 @pytest.mark.parametrize("signed", [False, True])

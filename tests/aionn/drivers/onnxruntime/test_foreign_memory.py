@@ -14,7 +14,6 @@ from aionn.drivers.onnxruntime import driver, providers
 from aionn.drivers.onnxruntime.driver import OrtDevice
 from aionn.drivers.onnxruntime.gaps import foreign_gap_of
 from aionn.drivers.onnxruntime.providers import Provider
-from aionn.errors import InvalidArgument
 from aionn.hal import Operand, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.models.onnx.extension import Record, ValueType
@@ -25,6 +24,7 @@ pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 import onnxruntime as ort
 
 from aionn.drivers.onnxruntime.engine import Loading, compile_session
+from tests.aionn.drivers.engines.indexes import check_index_out_of_range
 
 
 class CopyingBinding:
@@ -103,22 +103,8 @@ def test_memory_that_was_bound_before_is_read_at_each_run(made: list[Any]) -> No
 
 @pytest.mark.parametrize("index", [3, -1])
 async def test_index_out_of_range_is_found_by_the_model(made: list[Any], small: Any, index: int) -> None:
-    graph = GraphBuilder()
-    table = graph.input(OperandType.TENSOR_FLOAT32, (3, 2))
-    rows = graph.input(OperandType.TENSOR_INT32, (2,))
-    model = graph.build([graph.result(OperationType.GATHER, [table, graph.constant(0), rows], table, (2, 2))])
-    values = np.arange(6, dtype=np.float32).reshape(3, 2)
     async with OrtDevice() as device:
-        prepared = await device.prepare_model(model)
-        for place, works in ((2, True), (index, False), (1, True)):
-            request = small.request([values, np.array([0, place], dtype=np.int32)], [(16, (2, 2))])
-            if works:
-                await prepared.execute_synchronously(request)
-                assert small.output(request).tolist() == [*values[0], *values[place]]
-            else:
-                with pytest.raises(InvalidArgument, match="an index is out of range"):
-                    await prepared.execute_synchronously(request)
-        await prepared.aclose()
+        await check_index_out_of_range(device, small, index, match="an index is out of range")
 
 
 async def test_each_model_is_asked_about_and_run_once_before_its_first_execution(

@@ -41,6 +41,7 @@ from aionn.models.onnx.schema import read_model
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
 from aionn.drivers.openvino import engine
+from tests.aionn.drivers.engines.indexes import check_index_out_of_range, gather
 
 ov = pytest.importorskip("openvino")
 
@@ -52,13 +53,6 @@ def sines(shape: Sequence[int] = (16, 64)) -> Model:
     graph = GraphBuilder()
     x = graph.input(FLOAT, shape)
     return graph.build([graph.result(OperationType.SIN, [x], x, shape)])
-
-
-def gather() -> Model:
-    graph = GraphBuilder()
-    table = graph.input(FLOAT, (3, 2))
-    rows = graph.input(OperandType.TENSOR_INT32, (2,))
-    return graph.build([graph.result(OperationType.GATHER, [table, graph.constant(0), rows], table, (2, 2))])
 
 
 # What there is
@@ -295,18 +289,8 @@ async def test_input_in_memory_that_cannot_be_written_is_used_in_place(tmp_path:
 
 @pytest.mark.parametrize("index", [3, -1, 2**31 - 1, -(2**31)])
 async def test_index_out_of_range_is_an_error_and_the_model_goes_on(small: Any, index: int) -> None:
-    values = np.arange(6, dtype=np.float32).reshape(3, 2)
     async with OpenvinoDevice() as device:
-        prepared = await device.prepare_model(gather())
-        for place, works in ((2, True), (index, False), (1, True)):
-            request = small.request([values, np.array([0, place], dtype=np.int32)], [(16, (2, 2))])
-            if works:
-                await prepared.execute_synchronously(request)
-                assert small.output(request).tolist() == [*values[0], *values[place]]
-            else:
-                with pytest.raises(InvalidArgument, match="an index is out of range"):
-                    await prepared.execute_synchronously(request)
-        await prepared.aclose()
+        await check_index_out_of_range(device, small, index, match="an index is out of range")
 
 
 async def test_indexes_are_looked_at_after_a_restore_as_well(small: Any) -> None:
