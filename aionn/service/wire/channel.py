@@ -83,6 +83,7 @@ from aionn.service.wire.received import (
     close_unread,
     drain,
     have_strange_sockets,
+    keeping,
     local_only,
     no_descriptor_is_left,
     receive,
@@ -298,12 +299,13 @@ class Channel:
             return None, 0
         self._check_descriptors((stands_for.is_call, stands_for.id), fds)
         size_bytes = STRUCTURE_WEIGHT * stands_for.size_bytes + stands_for.values_bytes
-        await self._wait_for_room(lambda: self._load.has_room_for_large(size_bytes))
-        structure, values = await self._in_thread(read_parts, stands_for, fds)
-        steps = decode_parts(
-            stands_for, structure, values, fds, sealed_only=self._sealed_only, account=self._account
-        )
-        return await in_turns(steps, self._peer.next_turn), size_bytes
+        with keeping(fds, self._peer):
+            await self._wait_for_room(lambda: self._load.has_room_for_large(size_bytes))
+            structure, values = await self._in_thread(read_parts, stands_for, fds)
+            steps = decode_parts(
+                stands_for, structure, values, fds, sealed_only=self._sealed_only, account=self._account
+            )
+            return await in_turns(steps, self._peer.next_turn), size_bytes
 
     async def _in_thread(self, call: Callable[..., _R], *arguments: Any) -> _R:
         """Operations that take long without the interpreter's lock: copies of large messages, whose descriptors are in use then."""

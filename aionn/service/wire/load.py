@@ -6,6 +6,8 @@ Owns the limits; pure. ``channel`` stops to read where one is reached.
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 __all__ = ["Held", "Load"]
 
@@ -88,13 +90,35 @@ class Held:
         most: Number of those of all processes beyond which none is received.
     """
 
-    __slots__ = ("_closed", "_count", "_most", "_of_all")
+    __slots__ = ("_closed", "_count", "_kept", "_most", "_of_all")
 
     def __init__(self, of_all: Held | None = None, most: int = 0) -> None:
         self._most = most
         self._count = 0
         self._closed: collections.deque[int] = collections.deque()
         self._of_all = of_all
+        self._kept: dict[Callable[[], object], int] = {} if of_all is None else of_all._kept
+
+    @contextmanager
+    def keeping(self, count: int, give_up: Callable[[], object]) -> Iterator[None]:
+        """The time in which a message keeps so many, which may be long. In the event loop.
+
+        Args:
+            count: Their number.
+            give_up: Called by ``give_up_one``, once: the message is to be given up.
+        """
+        self._kept[give_up] = count
+        try:
+            yield
+        finally:
+            self._kept.pop(give_up, None)
+
+    def give_up_one(self) -> None:
+        """Has the message that keeps most be given up, of all processes. In the event loop."""
+        if self._kept:
+            give_up = max(self._kept, key=self._kept.__getitem__)
+            del self._kept[give_up]
+            give_up()
 
     def add(self, count: int) -> None:
         """So many have come. In the event loop."""

@@ -49,7 +49,6 @@ import anyio.lowlevel
 
 from aionn.service.wire.load import HELD_PART, Held, Load
 from aionn.service.wire.packet_turns import PacketTurn, PacketTurns
-from fences import FenceStatus, SyncFence
 
 __all__ = ["Pace", "Peer", "Peers", "Shares", "UsedBurst"]
 
@@ -112,9 +111,6 @@ model. The delay of an execution that meets a piece is no longer than the piece.
 
 CLOSING_NS_MIN = 1_000_000
 """Processor time of a closing that is not forgiven: memory that its sender keeps takes some microseconds."""
-
-ROOM_LOOK_S = 1e-3
-"""Interval between two looks whether descriptors are closed: a flood of descriptors alone is waited for."""
 
 _T = TypeVar("_T")
 
@@ -267,6 +263,7 @@ class Peer:
         loads: The work in progress for it, by connection.
         bursts: Its bursts whose threads run.
         held: The descriptors that it has sent and that are not closed.
+        room: Of its connections, the one that waits until it may send descriptors.
     """
 
     __slots__ = (
@@ -276,7 +273,6 @@ class Peer:
         "_newcomer_until_ns",
         "_packet_turn",
         "_received_ns",
-        "_room",
         "_turn",
         "_turns",
         "_unawaited",
@@ -285,13 +281,14 @@ class Peer:
         "bursts",
         "held",
         "loads",
+        "room",
     )
 
     def __init__(self, turns: _Turns | None = None) -> None:
         self.loads: list[Load] = []
         self.bursts: set[UsedBurst] = set()
         self.held = Held(None if turns is None else turns.held)
-        self._room = anyio.Lock(fast_acquire=True)
+        self.room = anyio.Lock(fast_acquire=True)
         self._packet_turn = PacketTurn()
         self._closing_ns: collections.deque[int] = collections.deque()
         self._turns = turns
@@ -330,14 +327,12 @@ class Peer:
     @property
     def may_send_descriptors(self) -> bool:
         """Whether its next message may be received, with any number of descriptors: few that it and others sent are open."""
-        is_new = time.monotonic_ns() < self._newcomer_until_ns
-        return self.held.has_room(is_suspect=is_new or self._use.is_flood)
+        return self.held.has_room(is_suspect=self.is_suspect)
 
-    async def until_descriptors_are_closed(self, ended: SyncFence) -> None:
-        """Waits until ``may_send_descriptors``, or the connection has ended. Of the connections of a process one looks."""
-        async with self._room:
-            while not self.may_send_descriptors and ended.status is FenceStatus.PENDING:
-                await anyio.sleep(ROOM_LOOK_S)
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it has come just now, or floods."""
+        return time.monotonic_ns() < self._newcomer_until_ns or self._use.is_flood
 
     def received(self, *, has_waited: bool) -> None:
         """A message was received.

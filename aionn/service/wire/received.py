@@ -24,12 +24,13 @@ import select
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 
-from aionn.errors import InvalidArgument
+from aionn.errors import InvalidArgument, ResourceExhausted
 from aionn.platform.descriptors import close_apart, kinds_of, waiting_to_be_closed
 from aionn.service.wire.handles import close_gently, close_quick
 from aionn.service.wire.peers import Peer
@@ -48,6 +49,7 @@ __all__ = [
     "drain",
     "has_unread",
     "have_strange_sockets",
+    "keeping",
     "local_only",
     "no_descriptor_is_left",
     "payload_of",
@@ -65,6 +67,13 @@ WAITING_MAX = 512
 
 LOOKS_MAX = 1000
 """Turns for which a connection that ends waits until those are closed."""
+
+ROOM_LOOK_S = 1e-3
+"""Interval between two looks whether descriptors are closed: a flood of descriptors alone is waited for."""
+
+STARVED_S_MAX = 0.05
+"""Time for which a process that has no descriptors here, and is no suspect, waits for those of others, until large messages
+that keep some are given up."""
 
 LOOK_S = 1e-3
 """Interval between two of them."""
@@ -151,7 +160,7 @@ async def receive(
     has_waited = False
     while True:
         if not peer.may_send_descriptors:
-            await peer.until_descriptors_are_closed(ended)
+            await _until_closed(peer, ended)
             if ended.status is not FenceStatus.PENDING:
                 raise ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED))
         try:
@@ -165,6 +174,31 @@ async def receive(
     if fds:
         peer.held.add(len(fds))
     return payload, fds, flags, has_waited
+
+
+async def _until_closed(peer: Peer, ended: SyncFence) -> None:
+    """Waits until a process may send descriptors, or the connection has ended. Of the connections of a process one looks."""
+    async with peer.room:
+        starved_s = 0.0
+        while not peer.may_send_descriptors and ended.status is FenceStatus.PENDING:
+            await anyio.sleep(ROOM_LOOK_S)
+            starved_s = 0.0 if peer.held.count or peer.is_suspect else starved_s + ROOM_LOOK_S
+            if starved_s > STARVED_S_MAX:
+                peer.held.give_up_one()
+
+
+@contextmanager
+def keeping(fds: Sequence[int], peer: Peer) -> Iterator[None]:
+    """The work on a large message before its descriptors are closed. It lasts as long as its process likes, whose
+    models are prepared before or whose flood pauses, and ends early where a process without descriptors is not read because of it.
+
+    Raises:
+        ResourceExhausted: It has ended early.
+    """
+    with anyio.CancelScope() as scope, peer.held.keeping(len(fds), scope.cancel):
+        yield
+    if scope.cancelled_caught:
+        raise ResourceExhausted("the descriptors of a large message were in others' way", transient=True)
 
 
 def close_charged(fds: Sequence[int], peer: Peer) -> SyncFence | None:
