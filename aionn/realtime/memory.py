@@ -87,16 +87,20 @@ def whole_pages(address: int, size: int, page: int = PAGE) -> tuple[int, int]:
     return begin, (address + size + page - 1) // page * page - begin
 
 
-def explain_refusal(number: int, limit_bytes: int, locked_bytes: int, size: int) -> str:
+def explain_refusal(number: int, limit_bytes: int | None, locked_bytes: int, size: int) -> str:
     """The reason why a range could not be locked, as a sentence.
 
     Args:
         number: The errno of mlock.
-        limit_bytes: RLIMIT_MEMLOCK; a negative number means no limit.
+        limit_bytes: RLIMIT_MEMLOCK; a negative number means no limit, None that it cannot be read.
         locked_bytes: Bytes that this process has locked already.
         size: Bytes of the range.
     """
-    if number in (errno.ENOMEM, errno.EPERM, errno.EAGAIN) and 0 <= limit_bytes < locked_bytes + size:
+    if (
+        number in (errno.ENOMEM, errno.EPERM, errno.EAGAIN)
+        and limit_bytes is not None
+        and 0 <= limit_bytes < locked_bytes + size
+    ):
         return f"RLIMIT_MEMLOCK is {limit_bytes} bytes, {locked_bytes} are locked, {size} more were requested"
     if number == errno.ENOSYS:
         return "a seccomp filter or the sandbox answers mlock with ENOSYS"
@@ -137,11 +141,7 @@ class PageLocks:
             is_touched = _touch(begin, length, keep_alive)
             locked = _locked_bytes()
             number = 0 if _libc.mlock(begin, length) == 0 else ctypes.get_errno()
-            reason = (
-                explain_refusal(number, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], locked, length)
-                if number
-                else ""
-            )
+            reason = explain_refusal(number, _limit_bytes(), locked, length) if number else ""
             row = LockedRow(name, length, is_touched, not number, reason)
             self._rows[begin, length] = row, keep_alive
             return row
@@ -165,7 +165,9 @@ class PageLocks:
         with self._lock:
             if self._is_everything:
                 return ""
-            soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+            soft = _limit_bytes()
+            if soft is None:
+                return "RLIMIT_MEMLOCK cannot be read"
             if soft != resource.RLIM_INFINITY and not _may_lock():
                 return f"RLIMIT_MEMLOCK is {soft} bytes, expected no limit or CAP_IPC_LOCK"
             if _locked_bytes() and not self._rows:
@@ -229,6 +231,14 @@ def _may_lock() -> bool:
         if line.startswith("CapEff:"):
             return bool(int(line.partition(":")[2], 16) >> 14 & 1)
     return os.geteuid() == 0
+
+
+def _limit_bytes() -> int | None:
+    """RLIMIT_MEMLOCK, soft; None where a sandbox refuses to read it."""
+    try:
+        return resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    except OSError:
+        return None
 
 
 def _locked_bytes() -> int:

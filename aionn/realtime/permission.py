@@ -366,7 +366,10 @@ def _attempt(call: Callable[[], None]) -> int:
 
 
 def _limit(kind: int, most: int) -> int:
-    soft, _ = resource.getrlimit(kind)
+    try:
+        soft, _ = resource.getrlimit(kind)
+    except OSError:
+        return 0  # A sandbox refuses even to read it: an attempt would show nothing else.
     return most if soft == resource.RLIM_INFINITY else min(soft, most)
 
 

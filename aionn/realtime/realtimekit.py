@@ -101,11 +101,14 @@ def make_realtime(
     Returns:
         None means success; otherwise the reason for the failure.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     most = offer.rttime_us_max
-    if not (0 <= hard <= most and 0 <= soft <= most):
-        new = min(hard, most) if hard >= 0 else most
-        resource.setrlimit(resource.RLIMIT_RTTIME, (min(soft, new) if soft >= 0 else new, new))
+    try:
+        soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+        if not (0 <= hard <= most and 0 <= soft <= most):
+            new = min(hard, most) if hard >= 0 else most
+            resource.setrlimit(resource.RLIMIT_RTTIME, (min(soft, new) if soft >= 0 else new, new))
+    except (OSError, ValueError) as e:  # Python makes a ValueError of a sandbox's EPERM.
+        return Unavailable(Cause.FILTERED, f"RLIMIT_RTTIME cannot be lowered, as it requires ({e})")
     try:
         with _Connection(timeout_s) as bus:
             bus.call(NAME, OBJECT, NAME, "MakeThreadRealtimeWithPID", "ttu", (pid, tid, priority))

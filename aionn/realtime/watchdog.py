@@ -266,7 +266,11 @@ class RunLimit:
         Returns:
             The reason why it is not set; empty if it is.
         """
-        soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+        try:
+            soft, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+            cpu_s, _ = resource.getrlimit(resource.RLIMIT_CPU)
+        except OSError as e:
+            return f"RLIMIT_RTTIME cannot be read: {e.strerror}"
         if 0 <= soft <= self._limit_us or 0 <= hard < self._limit_us:
             return f"RLIMIT_RTTIME is {soft} us already"
         handler = signal.getsignal(signal.SIGXCPU)
@@ -275,7 +279,7 @@ class RunLimit:
                 return "only the main thread can set a signal handler"
             if handler is not signal.SIG_DFL:
                 return "the program has its own handler of SIGXCPU"
-            if resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY:
+            if cpu_s != resource.RLIM_INFINITY:
                 return "RLIMIT_CPU is set, and the kernel sends the same signal for it"
             signal.signal(signal.SIGXCPU, self._handle)
         try:
@@ -292,10 +296,7 @@ class RunLimit:
         if self._before is None:
             return
         (soft, handler), self._before = self._before, None
-        _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
-        # The hard limit may have been lowered since ``open``.
-        most = soft if hard < 0 else hard if soft < 0 else min(soft, hard)
-        resource.setrlimit(resource.RLIMIT_RTTIME, (most, hard))
+        _set_soft_limit(soft)
         if self._put_back is not None:
             signal.signal(signal.SIGXCPU, handler)
 
@@ -303,5 +304,15 @@ class RunLimit:
         assert self._put_back is not None
         self._put_back()
         # The kernel raises the soft limit by a second each time it sends the signal.
-        _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
-        resource.setrlimit(resource.RLIMIT_RTTIME, (self._limit_us, hard))
+        _set_soft_limit(self._limit_us)
+
+
+def _set_soft_limit(soft_us: int) -> None:
+    """Sets the soft RLIMIT_RTTIME, or the hard one where that was lowered below it in the meantime. Raises nothing: a sandbox that
+    the application entered in the meantime may refuse it."""
+    try:
+        _, hard_us = resource.getrlimit(resource.RLIMIT_RTTIME)
+        most_us = soft_us if hard_us < 0 else hard_us if soft_us < 0 else min(soft_us, hard_us)
+        resource.setrlimit(resource.RLIMIT_RTTIME, (most_us, hard_us))
+    except (OSError, ValueError):  # Python makes a ValueError of a sandbox's EPERM.
+        pass

@@ -278,9 +278,14 @@ def main() -> None:
     first = socket.socket(fileno=int(sys.argv[1]))
     priority = int(sys.argv[2])
     gc.disable()  # This process makes no reference cycles.
-    # Each monitored thread needs two descriptors.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS) if most >= 0 else DESCRIPTORS, most))
+    try:
+        # Each monitored thread needs two descriptors.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (min(most, DESCRIPTORS) if most >= 0 else DESCRIPTORS, most)
+        )
+    except (OSError, ValueError):
+        pass  # A sandbox refuses it: threads for which no descriptor is left are rejected.
     try:
         if priority:
             os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))

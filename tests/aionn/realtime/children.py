@@ -72,6 +72,9 @@ SET_SCHEDULER = {"x86_64": 144, "aarch64": 119}.get(platform.machine(), 0)
 SET_ATTRIBUTES, GET_ATTRIBUTES = {"x86_64": (314, 315), "aarch64": (274, 275)}.get(platform.machine(), (0, 0))
 """The numbers of sched_setattr and sched_getattr."""
 
+LIMITS = {"x86_64": 302, "aarch64": 261}.get(platform.machine(), 0)
+"""The number of the system call prlimit64, by which the C library reads and sets limits."""
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a child limits and capabilities")
 
 

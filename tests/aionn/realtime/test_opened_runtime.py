@@ -10,6 +10,7 @@ import pytest
 import aionn
 from aionn.errors import InvalidArgument
 from tests.aionn.realtime.children import (
+    LIMITS,
     OPEN,
     SET_SCHEDULER,
     TRY,
@@ -495,6 +496,31 @@ def test_call_that_a_filter_refuses_refuses_required_and_stops_nothing(number: i
         ("its own", "SCHED_OTHER"),
     }
     assert set(found["nice"]) == {-15}
+
+
+@pytest.mark.forked("none")  # The server of forked processes compares limits.
+@as_root
+@pytest.mark.skipif(not LIMITS, reason="the number of the system call is not known for this processor")
+def test_sandbox_that_refuses_to_read_limits_stops_nothing() -> None:
+    code = f"""
+async def main():
+    async with aionn.open(drivers=["reference"], realtime="if_permitted") as runtime:
+        net = await runtime.compile(MODEL, priority="high")
+        async with net.burst() as burst:
+            result = await burst.execute([X])
+            report = await runtime.realtime()
+            found = rows(report)
+        say(outputs=len(result.outputs), loop=found["application"]["event loop"], permission=report.permission)
+refuse({LIMITS}, 1)
+before = state()
+asyncio.run(main())
+say(same=state() == before)
+"""
+    found = run_child(OPEN + code)
+    assert (found["outputs"], found["same"]) == (1, True)
+    # As the capability permits, which no limit concerns.
+    if "CAP_SYS_NICE" in found["permission"]:
+        assert found["loop"] == ["real time", "SCHED_RR", 10]
 
 
 @as_root

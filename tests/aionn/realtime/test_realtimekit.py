@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.aionn.realtime.children import OPEN, as_root, run_child, without_sys_nice
+from tests.aionn.realtime.children import LIMITS, OPEN, as_root, run_child, without_sys_nice
 
 pytestmark = pytest.mark.forked("any")
 
@@ -224,3 +224,16 @@ def test_bad_bus_is_told_in_time(name: str, tmp_path: Path) -> None:
                 client.close()
     assert found["is_quick"]
     assert found["cause"] == cause, found["sentence"]
+
+
+@pytest.mark.skipif(not LIMITS, reason="the number of the system call is not known for this processor")
+def test_limit_that_a_sandbox_keeps_from_being_lowered_is_a_reason() -> None:
+    code = f"""
+import errno, msgspec
+from aionn.realtime.realtimekit import Offer, make_realtime
+refuse({LIMITS}, errno.EPERM)
+say(**msgspec.to_builtins(make_realtime(Offer(20, 200_000), os.getpid(), threading.get_native_id(), 10)))
+"""
+    found = run_child(code)
+    assert found["cause"] == "system call refused by a filter"
+    assert found["sentence"].startswith("RLIMIT_RTTIME cannot be lowered")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 
 import pytest
 
-from tests.aionn.realtime.children import as_root, finished_child, run_child
+from tests.aionn.realtime.children import LIMITS, as_root, finished_child, run_child
 
 LIMITED = """
 import signal
@@ -115,3 +116,33 @@ say(reason=reason, is_same=state() == before)
 """
     found = run_child(LIMITED + code)
     assert found.pop("reason").startswith("RLIMIT_RTTIME cannot be set: ") and found == {"is_same": True}
+
+
+@as_root
+def test_handler_raises_nothing_where_the_hard_limit_was_lowered_since() -> None:
+    code = """
+limit = RunLimit(lambda: threads.put_back_all("it ran into RLIMIT_RTTIME"), limit_us=60_000)
+told = limit.open()
+resource.setrlimit(resource.RLIMIT_RTTIME, (20_000, 30_000))
+signal.raise_signal(signal.SIGXCPU)
+lowered = list(resource.getrlimit(resource.RLIMIT_RTTIME))
+limit.close()
+say(told=told, lowered=lowered)
+"""
+    assert run_child(LIMITED + code) == {"told": "", "lowered": [30_000, 30_000]}
+
+
+@pytest.mark.skipif(not LIMITS, reason="the number of the system call is not known for this processor")
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
+def test_sandbox_that_comes_after_opening_lets_the_limit_close(number: int) -> None:
+    code = f"""
+limit = RunLimit(lambda: None, limit_us=60_000)
+told = limit.open()
+refuse({LIMITS}, {number})
+signal.raise_signal(signal.SIGXCPU)
+limit.close()
+say(told=told, is_default=signal.getsignal(signal.SIGXCPU) is signal.SIG_DFL, again=RunLimit(None).open())
+"""
+    found = run_child(LIMITED + code)
+    assert found.pop("again").startswith("RLIMIT_RTTIME cannot be read")
+    assert found == {"told": "", "is_default": True}
