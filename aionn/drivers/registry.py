@@ -34,6 +34,7 @@ __all__ = [
     "devices_on_request",
     "driver_names",
     "drivers_for",
+    "is_of_family",
     "load_factory",
     "made_by",
     "make_device",
@@ -161,13 +162,22 @@ def drivers_for(devices: str | Sequence[str] | None) -> list[str] | None:
 
     Returns:
         None, which means all that are used by default, unless a device is among them that is used only where it is named: then
-        the drivers of the named devices.
+        the drivers of the named devices. Among these are devices of ONNX Runtime and OpenVINO that this machine may not have:
+        their drivers have the reason.
     """
     names = [devices] if isinstance(devices, str) else list(devices or ())
+    by_default = driver_names()
     on_request = devices_on_request()
-    if not set(names).intersection(on_request):
+    others = [name for name in dict.fromkeys(names) if name not in on_request and is_of_family(name)]
+    added = [*on_request, *(name for name in others if name not in by_default)]
+    if not set(names).intersection(added):
         return None
-    return [name for name in (*driver_names(), *on_request) if name in names]
+    return [name for name in (*by_default, *added) if name in names]
+
+
+def is_of_family(name: str) -> bool:
+    """Whether a driver is an execution provider of ONNX Runtime or a device of OpenVINO, usable or not."""
+    return _family(name) is not None
 
 
 def _is_on_request(name: str) -> bool:

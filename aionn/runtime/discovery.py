@@ -116,10 +116,13 @@ def unknown_name(name: object, devices: Sequence[RuntimeDevice]) -> str:
     if isinstance(name, RuntimeDevice):
         return "device: expected a name, got a RuntimeDevice; write device.name"
     names = [device.name for device in devices]
-    close = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else ()
+    on_request = registry.devices_on_request()
+    close = difflib.get_close_matches(name, [*names, *on_request], n=1) if isinstance(name, str) else ()
     hint = f"; did you mean {close[0]}?" if close else ""
-    if name in registry.devices_on_request():
+    if name in on_request:
         hint = f", which aionn.open(drivers=[{name!r}]) adds"
+    elif isinstance(name, str) and registry.is_of_family(name):
+        hint = f", which aionn.open(drivers=[{name!r}]) adds where it can be used"
     return f"device: expected one of {', '.join(names)}; got {name!r}{hint}"
 
 

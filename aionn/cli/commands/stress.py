@@ -79,7 +79,7 @@ def stress(
     devices = interrupts.run(_usable_devices) if device is None else tuple(device)
     known = (*registry.driver_names(), *registry.names_on_request())
     for name in devices:
-        if name not in known:
+        if name not in known and not registry.is_of_family(name):
             raise InvalidArgument(f"--device: expected one of {', '.join(known)}, got {name!r}")
     if soak is not None:
         if test is not None or model is not None:

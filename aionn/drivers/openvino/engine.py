@@ -119,8 +119,8 @@ def describe(device: str) -> Description:
         found = core.available_devices
         if not any(name == device or name.partition(".")[0] == device for name in found):
             raise DeviceUnavailable(
-                f"OpenVINO {ov.__version__} finds no {device}, but {', '.join(found) or 'nothing'}: the driver of the device, the "
-                "part of it that programs load, or its firmware is missing or of another version"
+                f"OpenVINO {ov.__version__} finds no {device}, but {', '.join(found) or 'nothing'}: this machine has none, or its "
+                "driver, the part of the driver that programs load, or its firmware is missing or of another version"
             )
         names = {
             str(name): str(how) for name, how in core.get_property(device, "SUPPORTED_PROPERTIES").items()

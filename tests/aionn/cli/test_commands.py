@@ -101,6 +101,10 @@ def test_device_that_is_used_only_where_it_is_named_and_lacks_its_package_is_lis
         (["npu", "reference"], None),
         ("openvino-cpu", ["openvino-cpu"]),
         (["openvino-cpu", "npu", "reference"], ["reference", "openvino-cpu"]),
+        # Their drivers find out whether the machine has them.
+        ("openvino-gpu7", ["openvino-gpu7"]),
+        (["ort-cuda", "ort-cuda", "reference"], ["reference", "ort-cuda"]),
+        ("ort-cpu", None),
     ],
 )
 def test_device_that_is_used_only_where_it_is_named_is_opened_for_a_command_that_names_it(

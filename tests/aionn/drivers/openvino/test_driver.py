@@ -73,7 +73,7 @@ async def test_device_that_openvino_does_not_find_is_unavailable_with_the_reason
     async with aionn.open(drivers=["openvino-npu", "reference"]) as runtime:
         assert [device.name for device in runtime.devices] == ["reference"]
         (missing,) = runtime.unavailable
-        assert "finds no NPU, but CPU: the driver of the device" in missing.reason
+        assert "finds no NPU, but CPU: this machine has none, or its driver" in missing.reason
         assert (await runtime.compile(small.sum_model())).devices == ("reference",)
 
 
@@ -95,7 +95,7 @@ def test_command_lists_the_devices_that_are_used_only_where_they_are_named(
     assert [(d["name"], d["status"]) for d in report["on_request"]] == [("openvino-cpu", "available")]
     assert "openvino-cpu" not in [d["name"] for d in report["devices"]]
     reasons = {missing["name"]: missing["reason"] for missing in report["unavailable"]}
-    assert "finds no NPU, but CPU: the driver of the device" in reasons["openvino-npu"]
+    assert "finds no NPU, but CPU: this machine has none, or its driver" in reasons["openvino-npu"]
 
 
 @pytest.mark.slow
@@ -106,6 +106,32 @@ def test_command_runs_a_model_on_a_device_that_is_used_only_where_it_is_named(
     finished = aionn_here("run", example_data / "digits_float.tflite", "--device", "openvino-cpu", "--json")
     assert (finished.returncode, finished.stderr) == (0, "")
     assert json.loads(finished.stdout)["device"] == "openvino-cpu"
+
+
+@pytest.mark.parametrize("command", ["run", "inspect"])
+def test_command_tells_why_a_named_device_cannot_be_used(
+    aionn_here: Any, example_data: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(driver, "version_of", lambda distribution: None)
+    finished = aionn_here(command, example_data / "digits_float.tflite", "--device", "openvino-gpu")
+    assert finished.returncode == 2
+    assert "device 'openvino-gpu' is unavailable: openvino is not installed" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("openvino-gpu7", r"which aionn\.open\(drivers=\['openvino-gpu7'\]\) adds where it can be used"),
+        ("openvino", r"did you mean openvino-cpu\?"),
+    ],
+)
+async def test_error_for_an_unknown_device_tells_of_those_that_are_used_only_where_they_are_named(
+    small: Any, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
+) -> None:
+    monkeypatch.setattr(registry, "SUPERSEDED", {"openvino-cpu": "json"})
+    async with aionn.open(drivers=["reference"]) as runtime:
+        with pytest.raises(InvalidArgument, match=hint):
+            await runtime.compile(small.sum_model(), devices=name)
 
 
 async def test_error_for_a_device_that_is_used_only_where_it_is_named_tells_how(
