@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -574,10 +573,10 @@ async def served_decisions(report: Report, sets: int, streams: int) -> None:
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--sets", type=int)
-    mine, sys.argv[1:] = parser.parse_known_args()
-    chosen = options(__doc__)
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="these parts alone")
+    parser.add_argument("--sets", type=int, help="number of random sets of streams")
+    mine, _ = parser.parse_known_args()
+    chosen = options(__doc__, parser)
     report = Report(chosen)
     sets = mine.sets or (QUICK_SETS if chosen.quick else SETS)
     if "decisions" in mine.part:

@@ -369,10 +369,12 @@ def main() -> None:
         os.environ[THREADS] = "1"
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.models", *sys.argv[1:]])
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--capabilities", action="store_true")
-    chosen_models, sys.argv[1:] = parser.parse_known_args()
-    chosen = options(__doc__)
+    parser.add_argument("--only", default="", help="models whose names have this part")
+    parser.add_argument(
+        "--capabilities", action="store_true", help="the times that the driver declares, alone"
+    )
+    chosen_models, _ = parser.parse_known_args()
+    chosen = options(__doc__, parser)
     report = Report(chosen)
     if chosen_models.capabilities:
         asyncio.run(capabilities(report, 5 if chosen.quick else 20))

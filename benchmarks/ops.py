@@ -157,9 +157,9 @@ def main() -> None:
         os.environ[THREADS] = "1"
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.ops", *sys.argv[1:]])
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--models", type=Path)
-    places, sys.argv[1:] = parser.parse_known_args()
-    chosen = options(__doc__)
+    parser.add_argument("--models", type=Path, help="a folder with .tflite files")
+    places, _ = parser.parse_known_args()
+    chosen = options(__doc__, parser)
     report = Report(chosen)
     models = find_models(places.models)
     report.note(f"models: {models[0].parent}; peer: LiteRT, one thread")

@@ -57,9 +57,16 @@ class Options:
     quick: bool
 
 
-def options(description: str | None) -> Options:
-    """Parses `--json` and `--quick`; shows the first paragraph of `description` as help."""
-    parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
+def options(description: str | None, own: argparse.ArgumentParser | None = None) -> Options:
+    """Parses `--json` and `--quick`; shows the first paragraph of `description` as help, and the options of a benchmark's own.
+
+    Args:
+        description: The benchmark's text.
+        own: A parser without `--help`, which has parsed the benchmark's own options already.
+    """
+    parser = argparse.ArgumentParser(
+        description=(description or "").split("\n\n")[0], parents=[own] if own is not None else []
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     parser.add_argument(
         "--quick", action="store_true", help="fewer blocks: ends within a minute on two cores"

@@ -240,9 +240,11 @@ def chosen_loads(named: Sequence[str], *, quick: bool) -> list[str]:
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--load", action="append", choices=list(LOADS), default=[])
-    mine, sys.argv[1:] = parser.parse_known_args()
-    chosen = options(__doc__)
+    parser.add_argument(
+        "--load", action="append", choices=list(LOADS), default=[], help="this load alone; may be repeated"
+    )
+    mine, _ = parser.parse_known_args()
+    chosen = options(__doc__, parser)
     report = Report(chosen)
     report.note(
         f"{os.cpu_count()} processors, load of this machine before: {os.getloadavg()[0]:.1f}; "

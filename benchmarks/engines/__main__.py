@@ -25,7 +25,6 @@ import argparse
 import asyncio
 import concurrent.futures
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -323,9 +322,11 @@ async def measure(report: Report, only: str, *, quick: bool) -> None:
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--only", default="")
-    mine, sys.argv[1:] = parser.parse_known_args()
-    chosen = options(__doc__)
+    parser.add_argument(
+        "--only", default="", help="devices whose names have one of these parts, such as litert,ort"
+    )
+    mine, _ = parser.parse_known_args()
+    chosen = options(__doc__, parser)
     asyncio.run(measure(Report(chosen), mine.only, quick=chosen.quick))
 
 

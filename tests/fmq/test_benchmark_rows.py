@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
 import pytest
 
-from benchmarks.rows import Options, Report, alternate, at_least, at_most, compare, single
+from benchmarks.rows import Options, Report, alternate, at_least, at_most, compare, options, single
 
 
 def test_contenders_take_turns_forwards_and_backwards() -> None:
@@ -55,3 +56,20 @@ def test_the_table_fits_its_width(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and lines[1].endswith("NOT MET")
     assert all(len(line) <= 160 for line in lines)
+
+
+def test_help_of_a_benchmark_has_its_own_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--only", default="", help="devices with this name")
+    monkeypatch.setattr("sys.argv", ["benchmark", "--only", "a", "--json"])
+    assert own.parse_known_args()[0].only == "a"
+    assert options("A text.\n\nMore.", own) == Options(json=True, quick=False)
+    monkeypatch.setattr("sys.argv", ["benchmark", "--help"])
+    own.parse_known_args()
+    with pytest.raises(SystemExit, match="0"):
+        options("A text.\n\nMore.", own)
+    shown = capsys.readouterr().out
+    assert "A text." in shown and "More." not in shown
+    assert all(text in shown for text in ("--only", "devices with this name", "--quick"))
