@@ -280,12 +280,16 @@ class GraphBuilder:
         ins = tuple(i if isinstance(i, Value) else self.constant(i) for i in inputs)
         outs = tuple(outputs)
         where = f"operation {len(self._steps)}"
-        for what, values in (("input", ins), ("output", outs)):
-            for position, value in enumerate(values):
-                if value._owner is not self:
-                    raise InvalidArgument(
-                        f"{where}, {what} {position}: expected a value of this graph, got another's"
-                    )
+        if not all(value._owner is self for value in (*ins, *outs)):
+            what, position = next(
+                (what, position)
+                for what, values in (("input", ins), ("output", outs))
+                for position, value in enumerate(values)
+                if value._owner is not self
+            )
+            raise InvalidArgument(
+                f"{where}, {what} {position}: expected a value of this graph, got another's"
+            )
         for position, value in enumerate(outs):
             if value.operand.lifetime != OperandLifeTime.TEMPORARY_VARIABLE:
                 raise InvalidArgument(f"{where}, output {position}: expected a variable, got {value!r}")
@@ -498,17 +502,19 @@ class _Assembly:
         operands: list[Operand] = []
 
         def index_of(value: Value) -> int:
-            if id(value) not in indexes:
-                indexes[id(value)] = len(operands)
-                operands.append(self._operand(value, is_output=id(value) in output_ids))
-            return indexes[id(value)]
+            identity = id(value)
+            index = indexes.get(identity)
+            if index is None:
+                index = indexes[identity] = len(operands)
+                operands.append(self._operand(value, is_output=identity in output_ids))
+            return index
 
         # Values that no operation uses are never asked for, and so are dropped; inputs and outputs are part of the interface.
         input_indexes = tuple(index_of(value) for value in graph._inputs)
         operations = []
         for step in graph._order:
-            ins = tuple(index_of(value) for value in step.inputs)
-            outs = tuple(index_of(value) for value in step.outputs)
+            ins = tuple(map(index_of, step.inputs))
+            outs = tuple(map(index_of, step.outputs))
             operations.append(Operation(self._code(step.type), ins, outs))
         return Subgraph(
             operands=tuple(operands),

@@ -286,7 +286,8 @@ class Check:
             self.refuse(what, names, operand_type_name(operand.type))
         found = operand.type if type(operand.type) is OperandType else OperandType(operand.type)
         level = OPERAND_TYPE_PROPERTIES[found].feature_level
-        if type(levels) is dict or isinstance(levels, Mapping):
+        # An abstract class is slow to ask, and nearly all of these are tuples.
+        if type(levels) is dict or (type(levels) is not tuple and isinstance(levels, Mapping)):
             level = max(level, levels[found])
         if level > self.level:
             self.level = level

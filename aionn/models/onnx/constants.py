@@ -64,6 +64,9 @@ DTYPE_NAMES = {
 }
 """numpy's name by element type, for the types that numpy has."""
 
+_STORED = {int(kind): (kind, np.dtype(text)) for kind, text in DTYPES.items()}
+"""The element type and numpy's, by the number in the file."""
+
 _IN_INT32S = {
     DataType.UINT8,
     DataType.INT8,
@@ -107,8 +110,7 @@ class ConstantReader:
             if not known:
                 raise InvalidModel(f"{where}: expected an element type, got {proto.data_type}")
             raise UnsupportedType(DataType(proto.data_type).name)
-        kind = DataType(proto.data_type)
-        dtype = np.dtype(DTYPES[kind])
+        kind, dtype = _STORED[proto.data_type]
         count = math.prod(proto.dims)
         if max(count, *proto.dims, 0) > ELEMENTS_MAX:
             raise InvalidModel(
@@ -121,11 +123,14 @@ class ConstantReader:
         values = np.frombuffer(raw, dtype)
         if kind == DataType.BFLOAT16:
             values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        # The file is little endian; on a little-endian machine this copies nothing.
-        whole: Array = values.astype(values.dtype.newbyteorder("="), copy=False).reshape(proto.dims)
+        if not values.dtype.isnative:  # The file is little endian.
+            values = values.astype(values.dtype.newbyteorder("="))
+        whole: Array = values.reshape(proto.dims)
         return whole
 
     def _bytes(self, proto: TensorProto, kind: DataType, where: str, size_bytes: int) -> Any:
+        if proto.raw and len(proto.raw) == size_bytes and _has_raw_alone(proto):
+            return proto.raw
         lists = {
             "raw_data": proto.raw is not None and (len(proto.raw) or None),
             "float_data": len(proto.floats) or None,
@@ -238,6 +243,16 @@ class ConstantReader:
             raise InvalidModel(f"{where}: {location!r} became shorter while it was read")
         self._read[place] = data
         return data
+
+
+def _has_raw_alone(proto: TensorProto) -> bool:
+    """Whether no field but ``raw_data`` has elements, as in nearly all constants."""
+    return (
+        proto.int32s is proto.int64s is proto.uint64s is proto.external is None
+        and not proto.floats
+        and not proto.doubles
+        and not proto.string_count
+    )
 
 
 def _typed(proto: TensorProto, kind: DataType, source: str, where: str) -> Any:

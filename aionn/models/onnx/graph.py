@@ -453,9 +453,12 @@ class _Renaming:
         )
 
 
+_GRAPHS = (AttributeType.GRAPH, AttributeType.GRAPHS)
+
+
 def names_within(node: Node) -> Iterator[str]:
     """The names that graphs within a node read: all values from outside that they may use."""
-    pending = list(node.attributes.values())
+    pending = [one for one in node.attributes.values() if one.type in _GRAPHS]
     while pending:
         one = pending.pop()
         graphs = (

@@ -337,7 +337,27 @@ def _node(message: Message, depth: int) -> NodeProto:
     return NodeProto(texts[4], tuple(inputs), tuple(outputs), tuple(attributes), texts[3], texts[7], texts[8])
 
 
+KNOWN_MAX = 1024
+"""Attributes of a file that are kept. Those of large networks are some dozens, and each has a hundred bytes or two."""
+
+
 def _attribute(message: Message, depth: int) -> Attribute:
+    """An attribute. One of plain values is read once; its fields count each time."""
+    budget, key = message.budget, message.short()
+    if key is not None and key in budget.known:
+        found, count = budget.known[key]
+        budget.fields_left -= count
+        if budget.fields_left < 0:
+            budget.refuse(message.name)
+        return found  # type: ignore[no-any-return]
+    left = budget.fields_left
+    read = _read_attribute(message, depth)
+    if key is not None and read.type in _PLAIN and len(budget.known) < KNOWN_MAX:
+        budget.known[key] = read, left - budget.fields_left
+    return read
+
+
+def _read_attribute(message: Message, depth: int) -> Attribute:
     name = reference = ""
     stated: int | None = None
     found: dict[AttributeType, list[Any]] = {}
@@ -381,6 +401,14 @@ _LISTS = {
     AttributeType.GRAPHS,
     AttributeType.SPARSE_TENSORS,
     AttributeType.TYPE_PROTOS,
+}
+_PLAIN = {
+    AttributeType.FLOAT,
+    AttributeType.INT,
+    AttributeType.STRING,
+    AttributeType.FLOATS,
+    AttributeType.INTS,
+    AttributeType.STRINGS,
 }
 _DEFAULTS: dict[AttributeType, Any] = {
     AttributeType.INT: 0,

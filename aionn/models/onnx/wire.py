@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -38,7 +38,8 @@ VARINT_BYTES_MAX = 10
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 SHORT_BYTES = 64
-"""Largest packed list that is read byte by byte, which takes less time than vectors up to about this size."""
+"""Largest packed list that is read byte by byte, which takes less time than vectors up to about this size, and largest
+message whose meaning is kept."""
 
 PART_BYTES_MIN = 4 << 10
 """Smallest value that a writer refers to until the message is encoded; smaller ones are copied into the bytes around them."""
@@ -54,12 +55,14 @@ class Budget:
 
     Attributes:
         fields_left: Number of fields that may still be read.
+        known: What short messages of one kind mean, by their bytes, with the number of their fields: nodes repeat their attributes.
     """
 
-    __slots__ = ("fields_left",)
+    __slots__ = ("fields_left", "known")
 
     def __init__(self) -> None:
         self.fields_left = FIELDS_MAX
+        self.known: dict[bytes, tuple[Any, int]] = {}
 
     def refuse(self, where: str) -> NoReturn:
         """Rejects the file, which has too many."""
@@ -217,6 +220,11 @@ class Message:
     def of_file(cls, data: bytes, name: str) -> Message:
         """The message that a whole file consists of."""
         return cls(data, 0, len(data), name, Budget())
+
+    def short(self) -> bytes | None:
+        """The bytes of a short message; None for a longer one."""
+        start, end = self._start, self._end
+        return self.data[start:end] if end - start <= SHORT_BYTES else None
 
     def refuse(self, expected: str, got: object) -> NoReturn:
         """Rejects the file because of this message."""

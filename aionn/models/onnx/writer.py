@@ -245,8 +245,9 @@ class GraphWriter:
             return given
         # A float is left out: 0.0 and -0.0 are equal.
         key = (type(given), given) if isinstance(given, int) else None
-        if key in self._numbers:
-            return self._numbers[key]
+        known = None if key is None else self._numbers.get(key)
+        if known is not None:
+            return known
         value = self._builder.constant(given)
         self._scalar(value, np.array(given, operand_dtype(value.operand.type)))
         if key is not None:
@@ -272,15 +273,13 @@ class GraphWriter:
         self, kind: OperationType, inputs: Sequence[Input], likes: Sequence[Operand | None]
     ) -> list[Value]:
         """The same as ``emit``, for an operation with several outputs."""
-        values = tuple(self._argument(given) for given in inputs)
+        values = tuple(map(self._argument, inputs))
         first = values[0].operand
-        templates = [
-            Operand((like or first).type, (), (like or first).scale, (like or first).zero_point)
-            for like in likes
-        ]
+        sources = [first if like is None else like for like in likes]
+        templates = [Operand(one.type, (), one.scale, one.zero_point) for one in sources]
         shapes = self._check(kind, values, templates)
-        whole = [msgspec.structs.replace(t, dimensions=s) for t, s in zip(templates, shapes, strict=True)]
-        if all(value in self._arrays for value in values):
+        whole = [Operand(t.type, s, t.scale, t.zero_point) for t, s in zip(templates, shapes, strict=True)]
+        if all(map(self._arrays.__contains__, values)):
             return self._computed(kind, values, whole)
         self._check_room()
         outputs = tuple(
@@ -359,7 +358,8 @@ class GraphWriter:
         self, kind: OperationType, values: Sequence[Value], outputs: Sequence[Operand]
     ) -> tuple[Shape, ...]:
         """Checks the operation against its contract, and returns the outputs' shapes."""
-        by_operand = {id(value.operand): self._arrays.get(value) for value in values}
+        arrays = self._arrays
+        by_operand = {id(value.operand): arrays.get(value) for value in values}
         operands = [value.operand for value in values]
         self._described += values
         try:

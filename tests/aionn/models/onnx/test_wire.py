@@ -1,12 +1,15 @@
 """The wire format: what is written is read, and what is damaged is refused."""
 
+import bisect
 import random
 
 import numpy as np
 import pytest
 
 from aionn.errors import InvalidModel
-from aionn.models.onnx.encoding import tensor
+from aionn.models.onnx import schema, wire
+from aionn.models.onnx.encoding import encode_model, node, tensor
+from aionn.models.onnx.schema import GraphProto, ModelProto, OpsetImport, read_model
 from aionn.models.onnx.wire import PART_BYTES_MIN, SHORT_BYTES, Budget, Message, MessageWriter
 
 
@@ -195,3 +198,35 @@ def test_random_bytes_are_read_or_refused():
                         pass
         except InvalidModel:
             pass
+
+
+def repetitive(count: int) -> bytes:
+    """A file whose nodes have equal attributes."""
+    nodes = tuple(node("Cast", ["x"], [f"y{i}"], to=1, axes=[1, 2]) for i in range(count))
+    return encode_model(ModelProto(8, (OpsetImport("", 17),), GraphProto(nodes)))
+
+
+def test_equal_attributes_of_a_file_are_read_once():
+    first, *others = read_model(repetitive(20)).graph.nodes
+    assert [(a.name, a.value) for a in first.attributes] == [("to", 1), ("axes", (1, 2))]
+    assert all(
+        one is other for each in others for one, other in zip(each.attributes, first.attributes, strict=True)
+    )
+
+
+def test_equal_attributes_count_as_fields_each_time(monkeypatch):
+    data = repetitive(20)
+
+    def is_read(fields_max: int) -> bool:
+        monkeypatch.setattr(wire, "FIELDS_MAX", fields_max)
+        try:
+            read_model(data)
+        except InvalidModel as e:
+            assert "fields in all messages" in str(e)
+            return False
+        return True
+
+    least = bisect.bisect_left(range(1000), True, key=is_read)
+    assert 20 * 2 * 3 < least < 1000
+    monkeypatch.setattr(schema, "KNOWN_MAX", 0)
+    assert is_read(least) and not is_read(least - 1)
