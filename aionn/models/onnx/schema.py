@@ -345,11 +345,12 @@ def _attribute(message: Message, depth: int) -> Attribute:
     """An attribute. One of plain values is read once; its fields count each time."""
     budget, key = message.budget, message.short()
     if key is not None and key in budget.known:
-        found, count = budget.known[key]
+        known: Attribute
+        known, count = budget.known[key]
         budget.fields_left -= count
         if budget.fields_left < 0:
             budget.refuse(message.name)
-        return found  # type: ignore[no-any-return]
+        return known
     left = budget.fields_left
     read = _read_attribute(message, depth)
     if key is not None and read.type in _PLAIN and len(budget.known) < KNOWN_MAX:
