@@ -85,7 +85,7 @@ class Value:
 
     __slots__ = ("_data", "_graph", "_owner", "extension", "operand")
 
-    def __init__(self, owner: GraphBuilder, operand: Operand) -> None:
+    def __init__(self, owner: object, operand: Operand) -> None:
         self._owner = owner
         self.operand = operand
         self.extension: ExtensionCode | None = None
@@ -123,6 +123,8 @@ class GraphBuilder:
         self._steps: list[_Step] = []
         self._outputs: tuple[Value, ...] | None = None
         self._order: tuple[_Step, ...] = ()
+        # Values refer to this and not to the graph, which refers to them: a circle would keep constants until it is collected.
+        self._identity = object()
         self._scalars: dict[tuple[OperandType, bytes], Value] = {}
 
     # Values
@@ -249,7 +251,7 @@ class GraphBuilder:
         # The prefix of an extension's code is known only when the whole model is built; 1 replaces it until then.
         code = EXTENSION_TYPE_MIN | type.number if isinstance(type, ExtensionCode) else type
         _check_dimensions(dimensions)
-        value = Value(self, Operand(code, tuple(dimensions), scale, zero_point, lifetime=lifetime))
+        value = Value(self._identity, Operand(code, tuple(dimensions), scale, zero_point, lifetime=lifetime))
         if isinstance(type, ExtensionCode):
             value.extension = type
         return value
@@ -280,12 +282,12 @@ class GraphBuilder:
         ins = tuple(i if isinstance(i, Value) else self.constant(i) for i in inputs)
         outs = tuple(outputs)
         where = f"operation {len(self._steps)}"
-        if not all(value._owner is self for value in (*ins, *outs)):
+        if not all(value._owner is self._identity for value in (*ins, *outs)):
             what, position = next(
                 (what, position)
                 for what, values in (("input", ins), ("output", outs))
                 for position, value in enumerate(values)
-                if value._owner is not self
+                if value._owner is not self._identity
             )
             raise InvalidArgument(
                 f"{where}, {what} {position}: expected a value of this graph, got another's"
@@ -330,7 +332,8 @@ class GraphBuilder:
         """
         self._check_open()
         for position, value in enumerate(outputs):
-            if value._owner is not self or value.operand.lifetime != OperandLifeTime.TEMPORARY_VARIABLE:
+            is_variable = value.operand.lifetime == OperandLifeTime.TEMPORARY_VARIABLE
+            if value._owner is not self._identity or not is_variable:
                 raise InvalidArgument(
                     f"graph output {position}: expected a variable of this graph, got {value!r}"
                 )

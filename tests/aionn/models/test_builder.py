@@ -1,5 +1,8 @@
 """What the builder makes of calls, and what it refuses."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -33,6 +36,22 @@ def test_simple_graph_computes():
     assert validate_model(model) == 1
     (out,) = run(model, np.full((2, 3), -2, np.float32))
     np.testing.assert_array_equal(out, [[0, 0, 1]] * 2)
+
+
+def test_constants_are_released_with_their_graph_and_not_by_the_collector():
+    array = np.ones((1, 64), np.float32)
+    given = weakref.ref(array)
+    gc.disable()
+    try:
+        g = GraphBuilder()
+        x = g.input(F32, (1, 64))
+        constant = g.constant(array)
+        model = g.build([g.result(OperationType.ADD, [x, constant, 0], x)])
+        del array, constant, g, x
+        assert given() is None
+    finally:
+        gc.enable()
+    close(model)
 
 
 def test_constants_of_128_bytes_are_copied_when_they_are_given():
