@@ -248,7 +248,8 @@ class ConstantReader:
 def _has_raw_alone(proto: TensorProto) -> bool:
     """Whether no field but ``raw_data`` has elements, as in nearly all constants."""
     return (
-        proto.int32s is proto.int64s is proto.uint64s is proto.external is None
+        proto.int32s is proto.int64s is proto.uint64s is None
+        and proto.external is None
         and not proto.floats
         and not proto.doubles
         and not proto.string_count

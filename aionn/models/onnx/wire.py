@@ -55,7 +55,7 @@ class Budget:
 
     Attributes:
         fields_left: Number of fields that may still be read.
-        known: What short messages of one kind mean, by their bytes, with the number of their fields: nodes repeat their attributes.
+        known: The values of short messages of one kind, by their bytes, with the number of their fields: nodes repeat attributes.
     """
 
     __slots__ = ("fields_left", "known")
