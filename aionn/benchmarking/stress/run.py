@@ -22,12 +22,13 @@ from anyio.abc import Process
 
 from aionn.benchmarking.stress.bodies import BODIES, Ended, StressTask, read_until_begun, task_command
 from aionn.benchmarking.stress.limits import LIVENESS_S_MAX, SETUP_S_MAX
-from aionn.errors import InvalidArgument
+from aionn.errors import Error, InvalidArgument
 from aionn.models.importing import NO_OPTIONS, ImportOptions, load_file
 from aionn.platform.loops import finish
 from aionn.platform.python_process import python_environment
+from aionn.runtime.runtime import open_runtime
 
-__all__ = ["GRACE_S", "TEST_S_MAX", "StressResult", "stress"]
+__all__ = ["GRACE_S", "TEST_S_MAX", "StressResult", "stress", "suited_model"]
 
 START_S_MAX = SETUP_S_MAX + 20.0
 """Limit of the start of a test's process and its set-up. Its body reports a set-up that takes too long before that."""
@@ -55,6 +56,31 @@ class StressResult(msgspec.Struct, frozen=True):
     message: str
     count: int
     seconds: float
+
+
+async def suited_model(device: str, models: Sequence[Path]) -> Path:
+    """The first of some models whose every operation a device supports; the first of all where it supports none of them, or does
+    not answer: the tests report that.
+
+    Args:
+        device: Registered name of a driver.
+        models: .tflite or .onnx files, at least one.
+
+    Raises:
+        InvalidArgument: A file cannot be imported.
+    """
+    try:
+        with anyio.fail_after(SETUP_S_MAX):
+            async with open_runtime(drivers=[device]) as runtime:
+                for model in models:
+                    (answer,) = await runtime.supported_operations(model, devices=device)
+                    if not answer.error and all(answer.supported):
+                        return model
+    except InvalidArgument:
+        raise
+    except (Error, OSError):  # A device that does not answer in time raises TimeoutError, an OSError.
+        pass
+    return models[0]
 
 
 async def stress(

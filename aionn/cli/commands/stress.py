@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 import aionn
 from aionn.benchmarking.stress.bodies import BODIES, TestName
-from aionn.benchmarking.stress.run import TEST_S_MAX, StressResult
+from aionn.benchmarking.stress.run import TEST_S_MAX, StressResult, suited_model
 from aionn.benchmarking.stress.run import stress as run_stress
 from aionn.benchmarking.stress.slopes import SECONDS_PER_HOUR, Slope
 from aionn.benchmarking.stress.soak import GROWTH_S_MIN, SOAK_S_MAX, SoakProgress, SoakReport
@@ -37,6 +37,10 @@ MINUTES_MAX = TEST_S_MAX / 60
 
 LINE_S = 60.0
 """Time between two lines about a soak's progress where no bar is shown: it may take days."""
+
+MODELS = ("shapes_int8.tflite", "shapes_float.tflite")
+"""The models of aionn's own that the tests take: the first one whose operations the device supports. Some devices have no quantised
+convolutions."""
 
 HOURS_MAX = SOAK_S_MAX / SECONDS_PER_HOUR
 """Longest soak."""
@@ -66,7 +70,7 @@ def stress(
         device: A device; may be repeated; by default all that can be used here and support the models.
         minutes: Duration of all tests of a device together.
         test: A test; may be repeated; by default all.
-        model: A .tflite or .onnx file; by default one that aionn brings.
+        model: A .tflite or .onnx file; by default one that aionn brings and the device supports.
         dimension: NAME=EXTENT for an open extent of an .onnx file; may be repeated.
         input_shape: NAME=EXTENT,... for the shape of an input of an .onnx file; may be repeated.
         seed: Seed of everything that is random.
@@ -87,11 +91,11 @@ def stress(
                 "--soak: expected neither --test nor --model; a soak has episodes and models of its own"
             )
         return _soak(devices, soak, seed, "in_process" if in_process else "process", json=json)
-    file = model or example_data("--model") / "shapes_int8.tflite"
+    files = [model] if model else [example_data("--model") / each for each in MODELS]
     imports = import_options(dimension, input_shape)
-    if imports.names and not is_onnx(file):
+    if imports.names and not is_onnx(files[0]):
         raise InvalidArgument(
-            f"--model {file}: expected an .onnx file with --dimension or --input-shape, got a .tflite file"
+            f"--model {files[0]}: expected an .onnx file with --dimension or --input-shape, got a .tflite file"
         )
     seconds = minutes * 60 / max(1, len(tests))
     report: dict[str, tuple[StressResult, ...]] = {}
@@ -106,6 +110,11 @@ def stress(
 
         async def run(name: str = name, done: Callable[[StressResult], None] = ended.append) -> None:
             with interrupts.ends_early():
+                file = files[0] if len(files) == 1 else await suited_model(name, files)
+                if file != files[0] and not json:
+                    report_line(
+                        f"{name}: {file.name}, since it does not support {files[0].name}", stream=sys.stderr
+                    )
                 await run_stress(
                     name, file, tests, seconds, seed=seed, progress=progress, imports=imports, done=done
                 )

@@ -173,11 +173,16 @@ class Loading:
                 providers=[name],
                 provider_options=[self.provider.options_for(is_relaxed=self.is_relaxed)],
                 disabled_optimizers=list(_INEXACT_OPTIMIZERS),
+                # Otherwise a provider that fails is replaced by the CPU's, and the reason, such as exhausted memory, is lost.
+                enable_fallback=0,
             )
             session.disable_fallback()
         except _FAILURES as e:
             if is_exhausted(e):
                 raise _error_of(e, "prepare_model") from e
+            if type(e) is RuntimeError and not self.provider.is_cpu:
+                # Errors about the model are of ONNX Runtime's own classes.
+                raise DeviceUnavailable(f"{name}: ONNX Runtime cannot start it: {short_text(e)}") from e
             raise Unsupported(f"ONNX Runtime rejects it: {short_text(e)}") from e
         got = session.get_providers()
         if got[0] != name:

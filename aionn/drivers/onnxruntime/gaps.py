@@ -67,6 +67,14 @@ def _may_be_empty(kind: ValueType | None) -> bool:
     return kind is None or kind.shape is None or any(extent <= 0 for extent in kind.shape)
 
 
+def _may_have_one_element(kind: ValueType | None) -> bool:
+    """Whether a channel of a value of several images may have one element alone."""
+    if kind is None or kind.shape is None or len(kind.shape) < 3:
+        return True
+    images, _, *extents = kind.shape
+    return images != 1 and all(extent in (1, -1) for extent in extents)
+
+
 def _reduction(record: Record, constant: Constant) -> str | None:
     kind = record.inputs[0]
     if kind is None or kind.data_type != DataType.BOOL:
@@ -180,4 +188,6 @@ def foreign_gap_of(op_type: str, record: Record, constant: Constant) -> str | No
         return "its products are computed on the CPU alone"
     if op_type in ("ReduceLogSum", "ReduceLogSumExp") and _may_be_empty(record.inputs[0]):
         return "logarithms of no elements, which are 0 on CUDA"
+    if op_type == "InstanceNormalization" and _may_have_one_element(record.inputs[0]):
+        return "one element for each channel of several images, which is NaN on CUDA"
     return gap_of(op_type, record, constant)

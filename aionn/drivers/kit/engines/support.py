@@ -17,12 +17,12 @@ _TEXT_MAX = 300
 
 _EXHAUSTED = re.compile(
     r"bad_alloc|(?<!-)\ballocate\b|OUT_OF_(HOST_MEMORY|DEVICE_MEMORY|RESOURCES)|OBJECT_ALLOCATION_FAILURE|max size of memory"
-    r"|Resource temporarily unavailable|out of memory|is smaller than requested bytes"
+    r"|Resource temporarily unavailable|out of memory|is smaller than requested bytes|_ALLOC(ATION)?_FAILED"
 )
 """Parts of engines' messages where memory or threads were exhausted: "failed to allocate", and not "the pre-allocated output"; the
 names of OpenCL's and Level Zero's errors; "[GPU] Exceeded max size of memory object allocation"; CUDA's error, and "available
-memory of N is smaller than requested bytes of M", of ONNX Runtime where a provider's memory has a limit; and the C library's text
-where it cannot start a thread."""
+memory of N is smaller than requested bytes of M", of ONNX Runtime where a provider's memory has a limit; the names of the errors of
+cuBLAS and cuDNN; and the C library's text where it cannot start a thread."""
 
 
 class Unsupported(Exception):

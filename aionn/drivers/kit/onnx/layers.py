@@ -323,6 +323,12 @@ def instance_normalization(g: Graph, op: Operation) -> None:
     is_nchw = bool(g.scalar(op, 4))
     data, output = image(g, g.input(op, 0), is_nchw), g.output(op)
     depth = data.shape[3]
+    if data.shape[1] * data.shape[2] == 1 and epsilon > 0:
+        # Each element is its own mean, and has no variance: CUDA's kernel of several images divides by one element less, by zero.
+        name = g.name(data, NCHW)
+        result = g.emit("Add", [g.emit("Sub", [name, name]), g.constant(beta, "float32")])
+        set_image(g, output, result, is_nchw)
+        return
     g.known.charge(8 * depth)
     factors = [g.constant(np.full(depth, number, np.float32)) for number in (gamma, beta)]
     result = g.emit("InstanceNormalization", [g.name(data, NCHW), *factors], epsilon=epsilon)

@@ -13,10 +13,12 @@ import pytest
 from aionn.benchmarking.paths import draw_inputs
 from aionn.benchmarking.stress import bodies as stress_bodies
 from aionn.benchmarking.stress.bodies import BODIES, StressTask, random_model, run_task
-from aionn.benchmarking.stress.run import stress
+from aionn.benchmarking.stress.run import stress, suited_model
 from aionn.cli.main import main
 from aionn.errors import InvalidArgument
 from aionn.interpreter import Interpreter, RunControl
+from aionn.runtime.introspection import Support
+from aionn.runtime.runtime import Runtime
 from tests.support.cancellation import NATIVE_COUNTS, SLEEPING, cancelled_natively, child_processes
 
 SHORT_S = 0.2
@@ -73,6 +75,23 @@ async def test_device_that_works_ends_in_success(model: Path) -> None:
     ]
     assert all(r.count >= 1 for r in results)
     assert told == [("load_and_unload", 0), ("mapped_models", 1)]
+
+
+async def test_model_of_the_tests_is_the_first_that_the_device_supports(
+    example_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantised, floats = example_data / "digits_int8.tflite", example_data / "digits_float.tflite"
+    assert await suited_model("reference", [quantised, floats]) == quantised
+    answers = {quantised: (True, False), floats: (True, True)}
+
+    async def supported(self: Runtime, model: Path, *, devices: str) -> tuple[Support, ...]:
+        return (Support(devices, answers[model]),)
+
+    monkeypatch.setattr(Runtime, "supported_operations", supported)
+    assert await suited_model("reference", [quantised, floats]) == floats
+    answers[floats] = (False, True)
+    assert await suited_model("reference", [quantised, floats]) == quantised
+    assert await suited_model("no_such_module:Device", [quantised, floats]) == quantised
 
 
 @pytest.mark.sampled(3)

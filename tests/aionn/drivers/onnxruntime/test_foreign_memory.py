@@ -133,6 +133,42 @@ def test_computed_indexes_are_left_to_other_devices() -> None:
     assert foreign_gap_of("GatherElements", record, lambda place: np.zeros(2, np.int64)) is None
 
 
+def test_normalisation_of_one_element_for_each_channel_is_left_to_other_devices() -> None:
+    """CUDA's kernel of several images gives NaN."""
+    vector = ValueType(DataType.FLOAT, (4,))
+    for shape, is_left in (
+        ((8, 4, 1, 1), True),
+        ((8, 4, -1, 1), True),
+        ((1, 4, 1, 1), False),
+        ((8, 4, 1, 2), False),
+    ):
+        record = Record(21, {}, (ValueType(DataType.FLOAT, shape), vector, vector), ())
+        reason = foreign_gap_of("InstanceNormalization", record, lambda place: None)
+        assert (reason is not None) == is_left, shape
+
+
+@pytest.mark.parametrize("is_nchw", [False, True])
+@pytest.mark.parametrize("kind", [OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16])
+def test_normalisation_of_one_element_for_each_channel_needs_no_variance(
+    kind: OperandType, is_nchw: bool
+) -> None:
+    shape = (8, 4, 1, 1) if is_nchw else (8, 1, 1, 4)
+    dtype = "float32" if kind == OperandType.TENSOR_FLOAT32 else "float16"
+    scalar = OperandType.FLOAT32 if dtype == "float32" else OperandType.FLOAT16
+    graph = GraphBuilder()
+    x = graph.input(kind, shape)
+    numbers = [graph.constant(number, scalar) for number in (1.5, -4.75, 0.001)]
+    model = graph.build([graph.result(OperationType.INSTANCE_NORMALIZATION, [x, *numbers, is_nchw], x)])
+    lowered = lower(model, OrtDevice().dialect)
+    assert not any("InstanceNormalization" in kernel for kernel in lowered.kernels)
+    (slot,) = compile_session(lowered, Loading(Provider("CPUExecutionProvider"), 1)).make_slots(lowered, 1)
+    given = engine_memory(dtype, shape)
+    given[...] = np.arange(32, dtype=dtype).reshape(shape)
+    area = OutputArea(Operand(kind, shape), shape, engine_memory("uint8", (given.nbytes,)))
+    slot.run([given], [area])
+    assert set(area.buffer.view(dtype).tolist()) == {-4.75}
+
+
 def test_signed_numbers_need_no_bitwise_kernel(made: list[Any]) -> None:
     """CUDA has none."""
     kind, shape = OperandType.TENSOR_QUANT8_ASYMM_SIGNED, (16, 16)

@@ -183,6 +183,8 @@ async def test_padding_that_is_supported_has_the_shape_of_onnx(op_type: str, aut
         ),
         ("Available memory of 2951424 is smaller than requested bytes of 16777216", True),
         ("CUDA failure 2: out of memory ; GPU=0", True),
+        ("CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0", True),
+        ("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
         ("CUDA failure 3: initialization error ; GPU=-1", False),
         ("std::bad_alloc", True),
         ("[GPU] Exceeded max size of memory object allocation: requested 4831838208 bytes", True),

@@ -15,7 +15,7 @@ from aionn.drivers import registry
 from aionn.drivers.onnxruntime import providers
 from aionn.drivers.onnxruntime.driver import UNSUPPORTED, OrtDevice, info_for
 from aionn.drivers.onnxruntime.providers import Provider, provider_named
-from aionn.errors import DeviceUnavailable
+from aionn.errors import DeviceUnavailable, ResourceExhausted
 from aionn.hal import CancelCapability
 
 VARIABLE = registry.ORT_PROVIDERS_VARIABLE
@@ -126,6 +126,40 @@ async def test_provider_that_is_not_there_fails_and_never_becomes_the_cpu(small:
             DeviceUnavailable, match=r"CUDAExecutionProvider: the installed ONNX Runtime .* has"
         ):
             await device.prepare_model(small.sum_model())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "CudaCall CUDA failure 2: out of memory ; GPU=0 ; expr=cudaSetDevice(device_id);",
+            ResourceExhausted,
+        ),
+        (
+            "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; expr=cublasCreate(&handle);",
+            ResourceExhausted,
+        ),
+        ("CUDA failure 100: no CUDA-capable device is detected ; GPU=-1", DeviceUnavailable),
+    ],
+)
+async def test_provider_that_cannot_start_is_reported_with_its_own_reason(
+    monkeypatch: pytest.MonkeyPatch, small: Any, text: str, expected: type[Exception]
+) -> None:
+    """Without an option ONNX Runtime makes a session of the CPU's instead, and what became of the provider is not known."""
+    ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
+
+    def fail(self: Any, providers: Any, *arguments: Any) -> Any:
+        assert providers == ["CUDAExecutionProvider"], "there is no second attempt on the CPU"
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(ort.InferenceSession, "_create_inference_session", fail)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    async with OrtDevice("gpu", "ort-cuda") as device:
+        model = small.sum_model()
+        with pytest.raises(expected, match=text[:20]):
+            await device.supported_operations(model)
+        with pytest.raises(expected, match=text[:20]):
+            await device.prepare_model(model)
 
 
 async def test_provider_that_falls_back_to_the_cpu_is_unavailable(
