@@ -2,7 +2,8 @@
 
 Peers, in the same run, each in a process of its own: OpenCV's `VideoCapture` and LiteRT, PyAV and LiteRT, GStreamer's `appsink`
 (`max-buffers=1 drop=true`) and LiteRT, all with a thread that reads and keeps the newest picture. A peer that is not installed, or
-fails, is left out, and the reason is printed. aionn has one slot, since the age of results is measured.
+fails, is left out, and the reason is printed. aionn has one slot, since the age of results is measured; it runs twice, with the
+driver in a process of its own, as by default, and with `isolation="in_process"`, which has the engine where the peers have it.
 
 How each figure is taken:
 - The camera is a process that sends Motion JPEG, 640 x 480 pixels, over HTTP. Each picture carries its number, and the camera
@@ -11,8 +12,9 @@ How each figure is taken:
 - Fast model: the shapes model (int8), which takes a millisecond, at 30 pictures a second.
 - Slow model: MobileNetV2 1.0 in float32 at 60 pictures a second, which is more than one thread can do. Left out where the file
   is missing (`../shared/models`).
-- A block is one run of a contender after two seconds of warming up (aionn: twelve, for its spare process). It yields the median and
-  the 99th percentile of the ages, and the processor time of its processes by result (the clock of this figure ticks every 10 ms).
+- A block is one run of a contender after two seconds of warming up (aionn with a driver process: twelve, for its spare one). It
+  yields the median and the 99th percentile of the ages, and the processor time of its processes by result (the clock of this figure
+  ticks every 10 ms).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.live.contenders import CONTENDERS, SPARE_S, WARM_UP_S, missing
+from benchmarks.live.contenders import CONTENDERS, ISOLATIONS, SPARE_S, WARM_UP_S, missing
 from benchmarks.rows import Report, alternating, at_most, compare, options, single
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,13 +117,13 @@ def compare_all(
             try:
                 figures = block(name, address, stamps, model, seconds)
             except RuntimeError as e:
-                if name == "aionn":
+                if name in ISOLATIONS:
                     raise
                 failed[name] = str(e)
                 continue
             found[name].append(figures)
             print(
-                f"{title}: {name:10} p50 {figures['p50_ms']:7.1f} p99 {figures['p99_ms']:7.1f} ms, "
+                f"{title}: {name:16} p50 {figures['p50_ms']:7.1f} p99 {figures['p99_ms']:7.1f} ms, "
                 f"{figures['processor_ms']:5.2f} ms a result, {figures['results'] / seconds:5.1f} a second, "
                 f"{figures['repeated']} repeated, load {os.getloadavg()[0]:.1f}",
                 file=sys.stderr,
@@ -129,14 +131,16 @@ def compare_all(
             )
     for name, reason in failed.items():
         report.note(f"{title}: {name}: left out: {reason}")
-    names = [name for name in names if name not in failed]
-    for key, label, unit in FIGURES:
-        ours = [figures[key] for figures in found["aionn"]]
-        if len(names) == 1:
-            report.add(single(f"{title}: {label}", unit, ours))
-        for name in names[1:]:
-            peers = [figures[key] for figures in found[name]]
-            report.add(compare(f"{title}: {label}", unit, ours, name, peers, at_most(1.0)))
+    peers = [name for name in names if name not in failed and name not in ISOLATIONS]
+    for ours in ISOLATIONS:
+        where = title if ours == "aionn" else f"{title}, driver in process"
+        for key, label, unit in FIGURES:
+            values = [figures[key] for figures in found[ours]]
+            if not peers:
+                report.add(single(f"{where}: {label}", unit, values))
+            for name in peers:
+                others = [figures[key] for figures in found[name]]
+                report.add(compare(f"{where}: {label}", unit, values, name, others, at_most(1.0)))
 
 
 def main() -> None:

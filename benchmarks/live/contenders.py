@@ -23,9 +23,10 @@ import numpy.typing as npt
 from benchmarks.live.camera import Stamps, number_of
 
 if TYPE_CHECKING:
+    from aionn.runtime.discovery import Isolation
     from benchmarks.engine import Engine
 
-__all__ = ["CONTENDERS", "SPARE_S", "WARM_UP_S", "missing"]
+__all__ = ["CONTENDERS", "ISOLATIONS", "SPARE_S", "WARM_UP_S", "missing"]
 
 WARM_UP_S = 2.0
 """From the first result to the measurement: the pictures that were queued by then, and the first inferences."""
@@ -243,11 +244,14 @@ def run_peer(
             return
 
 
-async def run_aionn(address: str, measurement: Measurement, model: Path) -> None:
+async def run_aionn(address: str, measurement: Measurement, model: Path, isolation: Isolation) -> None:
     import aionn
     from aionn.media import network
 
-    async with aionn.open(drivers=["litert-cpu"]) as runtime, await runtime.compile(model) as net:
+    async with (
+        aionn.open(drivers=["litert-cpu"], isolation=isolation) as runtime,
+        await runtime.compile(model) as net,
+    ):
         _, height, width, _ = net.inputs[0].dimensions
         write = aionn.image_writer(net.inputs[0])
         # A second slot would write the next picture while this one is executed: more results a second, each older by an inference.
@@ -271,16 +275,20 @@ PEERS: dict[str, Callable[[str, tuple[int, int]], Iterator[Pixels]]] = {
     "gstreamer": gstreamer_pictures,
 }
 
-CONTENDERS = ("aionn", *PEERS)
+ISOLATIONS: dict[str, Isolation] = {"aionn": "process", "aionn in process": "in_process"}
+"""With the driver in a process of its own, which is the default, and in the application's, where the peers have their engine."""
+
+CONTENDERS = (*ISOLATIONS, *PEERS)
 
 
 def main(name: str, address: str, stamps: str, model: str, seconds: str) -> None:
-    warm_up_s = WARM_UP_S + (SPARE_S if name == "aionn" else 0.0)
+    isolation = ISOLATIONS.get(name)
+    warm_up_s = WARM_UP_S + (SPARE_S if isolation == "process" else 0.0)
     measurement = Measurement(Stamps(Path(stamps)), float(seconds), warm_up_s)
-    if name == "aionn":
+    if isolation is not None:
 
         async def run() -> None:
-            await run_aionn(address, measurement, Path(model))
+            await run_aionn(address, measurement, Path(model), isolation)
             print(json.dumps(measurement.figures()), flush=True)
 
         asyncio.run(run())
