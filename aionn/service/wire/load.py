@@ -100,25 +100,25 @@ class Held:
         self._kept: dict[Callable[[], object], int] = {} if of_all is None else of_all._kept
 
     @contextmanager
-    def keeping(self, count: int, give_up: Callable[[], object]) -> Iterator[None]:
+    def keeping(self, count: int, reject: Callable[[], object]) -> Iterator[None]:
         """The time in which a message keeps so many, which may be long. In the event loop.
 
         Args:
             count: Their number.
-            give_up: Called by ``give_up_one``, once: the message is to be given up.
+            reject: Called by ``reject_one``, once: the message is to be rejected.
         """
-        self._kept[give_up] = count
+        self._kept[reject] = count
         try:
             yield
         finally:
-            self._kept.pop(give_up, None)
+            self._kept.pop(reject, None)
 
-    def give_up_one(self) -> None:
-        """Has the message that keeps most be given up, of all processes. In the event loop."""
+    def reject_one(self) -> None:
+        """Has the message that keeps most rejected, of all processes. In the event loop."""
         if self._kept:
-            give_up = max(self._kept, key=self._kept.__getitem__)
-            del self._kept[give_up]
-            give_up()
+            reject = max(self._kept, key=self._kept.__getitem__)
+            del self._kept[reject]
+            reject()
 
     def add(self, count: int) -> None:
         """So many have come. In the event loop."""

@@ -72,8 +72,8 @@ ROOM_LOOK_S = 1e-3
 """Interval between two looks whether descriptors are closed: a flood of descriptors alone is waited for."""
 
 STARVED_S_MAX = 0.05
-"""Time for which a process that has no descriptors here, and is no suspect, waits for those of others, until large messages
-that keep some are given up."""
+"""Time for which a process without descriptors here, which is not suspect, waits for those of others, until large messages that
+keep some are rejected."""
 
 LOOK_S = 1e-3
 """Interval between two of them."""
@@ -184,7 +184,7 @@ async def _until_closed(peer: Peer, ended: SyncFence) -> None:
             await anyio.sleep(ROOM_LOOK_S)
             starved_s = 0.0 if peer.held.count or peer.is_suspect else starved_s + ROOM_LOOK_S
             if starved_s > STARVED_S_MAX:
-                peer.held.give_up_one()
+                peer.held.reject_one()
 
 
 @contextmanager
