@@ -123,7 +123,6 @@ def run(report: Report, chosen: Options, asked: list[str]) -> None:
 def main() -> int:
     """Runs and prints it."""
     if "--driver" in sys.argv:
-        sys.argv.remove("--driver")
         from benchmarks.hostile.driver import main as driver_main
 
         return driver_main()

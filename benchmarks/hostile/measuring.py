@@ -6,6 +6,7 @@ twice that, and against the control, an attack that sends nothing to anyone.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -118,11 +119,13 @@ def main(
         description: The module's.
         well_behaved: The party that got a wrong answer.
     """
-    asked = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument.startswith("-")]
-    chosen = options(description)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("attacks", metavar="ATTACK", nargs="*", help="these attacks alone")
+    parser.add_argument("--driver", action="store_true", help="an application beside hostile drivers")
+    mine, _ = parser.parse_known_args()
+    chosen = options(description, parser)
     try:
-        run(Report(chosen), chosen, asked)
+        run(Report(chosen), chosen, mine.attacks)
     except Wrong as e:
         print(f"{well_behaved}: {e}", file=sys.stderr)
         return 1
