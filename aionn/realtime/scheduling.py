@@ -80,8 +80,9 @@ class Scheduling:
     """The granted threads of this process and their watchdog. May be used from any thread; see ``Threads`` for the time that calls
     block.
 
-    A thread of its own waits for the end of the watchdog's process, after which every real-time thread of this process becomes
-    ordinary, for good: nothing would put back one that does not yield. Processes with a connection of their own do the same.
+    A thread of its own reads the watchdog's reports, gives real time again to threads that have rested, and waits for the end of
+    the watchdog's process, after which every real-time thread of this process becomes ordinary, for good: nothing would put back
+    one that does not yield. Processes with a connection of their own do the same.
     """
 
     def __init__(
@@ -103,9 +104,12 @@ class Scheduling:
         self._lock = threading.Lock()
         self._is_closing = False
         self._waiting: threading.Thread | None = None
-        if end is not None:
+        if end is not None and self._threads is not None:
             self._waiting = threading.Thread(
-                target=self._wait_for_end, args=(end,), name="aionn watchdog's end", daemon=True
+                target=self._wait_for_reports,
+                args=(end, self._threads),
+                name="aionn watchdog's end",
+                daemon=True,
             )
             self._waiting.start()
 
@@ -229,11 +233,16 @@ class Scheduling:
 
     def _look(self) -> None:
         """Notices the end of the watchdog before the thread that waits for it."""
-        if self._end is not None and not self._is_closing and not self._end.is_alive():
+        if self._end is None or self._is_closing:
+            return
+        if not self._end.is_alive():
             self._watchdog_ended()
+        elif self._threads is not None:
+            self._threads.note_reports()  # The thread that waits is not woken for a message that was read here.
 
-    def _wait_for_end(self, end: WatchdogEnd) -> None:
-        end.wait_for_end()
+    def _wait_for_reports(self, end: WatchdogEnd, threads: Threads) -> None:
+        while end.wait_for_message() and not self._problem:
+            threads.note_reports()
         self._watchdog_ended()
 
     def _watchdog_ended(self) -> None:

@@ -58,7 +58,8 @@ class WatchdogEnd:
         """Takes the ownership of a connected socket."""
         self._socket = end
         self._socket.setblocking(False)
-        self._put_back: list[tuple[int, int, int]] = []
+        self._put_back: list[tuple[int, int, int, int]] = []
+        self._rested: list[tuple[int, int]] = []
         self._answer: list[int] | None = None
         self._lock = threading.Lock()
 
@@ -95,11 +96,19 @@ class WatchdogEnd:
         """Stops monitoring a thread."""
         self._send({"forget": [pid, tid]})
 
-    def take_put_back(self) -> list[tuple[int, int, int]]:
-        """The threads put back since the last call: process, thread, and the nanoseconds that it ran without a pause."""
+    def take_put_back(self) -> list[tuple[int, int, int, int]]:
+        """The threads put back since the last call: process, thread, the nanoseconds that it ran without a pause, and whether it
+        rests (1) or stays ordinary (0)."""
         with self._lock:
             self._receive()
             found, self._put_back = self._put_back, []
+            return found
+
+    def take_rested(self) -> list[tuple[int, int]]:
+        """The threads that have rested since the last call and may be real-time threads again: process and thread. Call it after
+        ``take_put_back``."""
+        with self._lock:
+            found, self._rested = self._rested, []
             return found
 
     def is_alive(self) -> bool:
@@ -107,11 +116,17 @@ class WatchdogEnd:
         with self._lock:
             return self._receive()
 
-    def wait_for_end(self) -> None:
-        """Blocks until the watchdog has ended, or ``hang_up`` was called in any thread."""
+    def wait_for_message(self) -> bool:
+        """Blocks until a message has come, the watchdog has ended, or ``hang_up`` was called in any thread.
+
+        Returns:
+            False after the end; True if there may be a message, which the caller reads by ``take_put_back``.
+        """
         poll = select.poll()
-        poll.register(self._socket, 0)  # The kernel reports a hang-up without being asked.
-        poll.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not any(
+            event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll()
+        )
 
     def hang_up(self) -> None:
         """Ends the connection for every process that has a copy of it: the watchdog makes all threads ordinary that were
@@ -146,8 +161,10 @@ class WatchdogEnd:
             match json.loads(data):
                 case {"watched": [int(), int(), int()] as answer}:
                     self._answer = answer
-                case {"put_back": [int(pid), int(tid), int(ran_ns)]}:
-                    self._put_back = [*self._put_back, (pid, tid, ran_ns)][-REPORTS_MAX:]
+                case {"put_back": [int(pid), int(tid), int(ran_ns), int(rests)]}:
+                    self._put_back = [*self._put_back, (pid, tid, ran_ns, rests)][-REPORTS_MAX:]
+                case {"rested": [int(pid), int(tid)]}:
+                    self._rested = [*self._rested, (pid, tid)][-REPORTS_MAX:]
         return True
 
 

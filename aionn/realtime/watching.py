@@ -1,13 +1,14 @@
 """The watchdog's process: measures the time that real-time threads run without a pause, and puts back those that run too long.
 
-An interpreter without packages runs this file: it imports only the standard library. The rule is pure (``Pauses``); the rest reads
-and changes the state of threads.
+An interpreter without packages runs this file: it imports only the standard library. The rules are pure (``Pauses``, ``Rests``);
+the rest reads and changes the state of threads.
 
 Source: /proc/PID/task/TID/schedstat (time on a processor in nanoseconds) and status (voluntary_ctxt_switches), proc(5).
 """
 
 from __future__ import annotations
 
+import enum
 import gc
 import json
 import os
@@ -15,8 +16,9 @@ import resource
 import select
 import socket
 import sys
+import time
 
-__all__ = ["BUDGET_NS", "PERIOD_MS", "Pauses"]
+__all__ = ["BUDGET_NS", "PERIOD_MS", "REST_NS", "Pauses", "Rests"]
 
 BUDGET_NS = 100_000_000
 """Time that a real-time thread may run without a pause. After at most two more periods, within 150 ms, it is put back: before the
@@ -29,6 +31,16 @@ PERIOD_MS = 25
 BUSY_NS = PERIOD_MS * 1_000_000 // 4
 """Time that a thread must have run since the last check for its pauses to be read: that read takes ten times as long as the
 first."""
+
+REST_NS = 5_000_000_000
+"""Time after which a thread that was put back may be a real-time thread again, if it paused often enough in all of it. A thread
+that is put back each time takes 150 ms of a processor from other programs in five seconds: 3 %."""
+
+RESTS_MAX = 3
+"""Most rests within ``REST_WINDOW_NS``. A thread that is put back once more stays ordinary: its work does not suit real time."""
+
+REST_WINDOW_NS = 600_000_000_000
+"""Ten minutes: a callback that is long once an hour does not take real time from an application for good."""
 
 WATCHED_MAX = 4096
 """Most monitored threads; further ones are rejected, and so do not become real-time threads."""
@@ -85,12 +97,81 @@ class Pauses:
         return ran_ns if ran_ns >= BUDGET_NS else 0
 
 
+class Standing(enum.Enum):
+    """The standing of a monitored thread: it may be a real-time thread, rests after it was put back, or stays ordinary."""
+
+    REALTIME = "real time"
+    RESTING = "resting"
+    ORDINARY = "ordinary"
+
+
+class _Event(enum.Enum):
+    PUT_BACK = "put back"
+    PUT_BACK_TOO_OFTEN = "put back too often"
+    RESTED = "rested"
+
+
+_STANDINGS = {
+    (Standing.REALTIME, _Event.PUT_BACK): Standing.RESTING,
+    (Standing.REALTIME, _Event.PUT_BACK_TOO_OFTEN): Standing.ORDINARY,
+    # Another process has made it a real-time thread in the meantime.
+    (Standing.RESTING, _Event.PUT_BACK): Standing.RESTING,
+    (Standing.RESTING, _Event.PUT_BACK_TOO_OFTEN): Standing.ORDINARY,
+    (Standing.RESTING, _Event.RESTED): Standing.REALTIME,
+    (Standing.ORDINARY, _Event.PUT_BACK): Standing.ORDINARY,
+    (Standing.ORDINARY, _Event.PUT_BACK_TOO_OFTEN): Standing.ORDINARY,
+}
+
+
+class Rests:
+    """The rule when a thread that was put back may be a real-time thread again.
+
+    Attributes:
+        standing: The standing of the thread.
+    """
+
+    def __init__(self, rests_max: int = RESTS_MAX) -> None:
+        """Starts with a real-time thread.
+
+        Args:
+            rests_max: Most rests within ``REST_WINDOW_NS``; with 0 the first time is for good.
+        """
+        self.standing = Standing.REALTIME
+        self._rests_max = rests_max
+        self._put_back_ns: list[int] = []
+        self._since_ns = 0
+
+    def put_back(self, now_ns: int) -> bool:
+        """The thread was put back. Returns whether it may be a real-time thread again after a rest."""
+        recent = [then_ns for then_ns in self._put_back_ns if now_ns - then_ns < REST_WINDOW_NS]
+        self._put_back_ns = [*recent, now_ns][-self._rests_max - 1 :]
+        self._since_ns = now_ns
+        too_often = len(self._put_back_ns) > self._rests_max
+        self._step(_Event.PUT_BACK_TOO_OFTEN if too_often else _Event.PUT_BACK)
+        return self.standing is Standing.RESTING
+
+    def ran_too_long(self, now_ns: int) -> None:
+        """The thread ran for too long without a pause as an ordinary thread: its rest begins again."""
+        self._since_ns = now_ns
+
+    def is_over(self, now_ns: int) -> bool:
+        """Whether the thread has rested for long enough; ``end`` must follow."""
+        return self.standing is Standing.RESTING and now_ns - self._since_ns >= REST_NS
+
+    def end(self) -> None:
+        """The thread may be a real-time thread again, and its owner knows it."""
+        self._step(_Event.RESTED)
+
+    def _step(self, event: _Event) -> None:
+        self.standing = _STANDINGS[self.standing, event]
+
+
 class _Thread:
     """A monitored thread. Its files stay open, so that another thread that gets its number later is not mistaken for it."""
 
-    def __init__(self, pid: int, tid: int, name: str, owner: socket.socket) -> None:
+    def __init__(self, pid: int, tid: int, name: str, owner: socket.socket, rests_max: int) -> None:
         self.pid, self.tid, self.name, self.owner = pid, tid, name, owner
-        self.pauses = Pauses()
+        self.pauses, self.rests = Pauses(), Rests(rests_max)
         self._times = os.open(f"/proc/{pid}/task/{tid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._status = os.open(f"/proc/{pid}/task/{tid}/status", os.O_RDONLY | os.O_CLOEXEC)
@@ -102,15 +183,20 @@ class _Thread:
         os.close(self._times)
         os.close(self._status)
 
-    def ran_too_long(self) -> int:
+    def ran_too_long(self, now_ns: int) -> int:
         ran_ns = int(os.pread(self._times, 128, 0).split()[0])
-        if not self.pauses.is_busy(ran_ns):
+        is_resting = self.rests.standing is Standing.RESTING
+        # A resting thread may get a small part of a processor: its pauses are counted in any case.
+        if not self.pauses.is_busy(ran_ns) and not is_resting:
             return 0
-        if os.sched_getscheduler(self.tid) & ~os.SCHED_RESET_ON_FORK not in (os.SCHED_RR, os.SCHED_FIFO):
+        if os.sched_getscheduler(self.tid) & ~os.SCHED_RESET_ON_FORK in (os.SCHED_RR, os.SCHED_FIFO):
+            return self.pauses.ran_too_long(ran_ns, self._switches())
+        if not is_resting:
             # The thread has the class LOW at the moment: the kernel shares the processor between ordinary threads.
             self.pauses.begin_again()
-            return 0
-        return self.pauses.ran_too_long(ran_ns, self._switches())
+        elif self.pauses.ran_too_long(ran_ns, self._switches()):
+            self.rests.ran_too_long(now_ns)
+        return 0
 
     def put_back(self) -> None:
         os.sched_setscheduler(self.tid, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
@@ -128,12 +214,14 @@ class Watch:
     process that started the watchdog can have it use a connection; other descriptors that come are closed.
     """
 
-    def __init__(self, first: socket.socket) -> None:
+    def __init__(self, first: socket.socket, rests_max: int = RESTS_MAX) -> None:
         """Monitors no thread yet.
 
         Args:
             first: Connection of the process that started this one; the watchdog ends with it.
+            rests_max: See ``Rests``.
         """
+        self._rests_max = rests_max
         self._poll = select.poll()
         self._first = first
         self._owners: dict[int, socket.socket] = {}
@@ -146,25 +234,36 @@ class Watch:
             for fd, _ in self._poll.poll(PERIOD_MS if self._threads else None):
                 if fd in self._owners:
                     self._read(self._owners[fd])
-            self.look()
+            self.look(time.monotonic_ns())
         for fd in list(self._owners):
             self._drop_owner(self._owners[fd])
 
-    def look(self) -> None:
+    def look(self, now_ns: int) -> None:
         """Checks each thread once."""
         for key, thread in list(self._threads.items()):
             try:
-                ran_ns = thread.ran_too_long()
+                ran_ns = thread.ran_too_long(now_ns)
             except (OSError, ValueError, IndexError):
                 self._forget(key)  # It has ended.
                 continue
             if ran_ns:
-                self._put_back(thread, ran_ns)
+                self._put_back(thread, ran_ns, now_ns)
+            elif thread.rests.is_over(now_ns):
+                self._end_rest(thread)
 
-    def _put_back(self, thread: _Thread, ran_ns: int) -> None:
+    def _end_rest(self, thread: _Thread) -> None:
+        try:
+            thread.owner.send(json.dumps({"rested": [thread.pid, thread.tid]}).encode())
+        except OSError:
+            return  # The owner does not read: the next look tries again.
+        thread.pauses.begin_again()
+        thread.rests.end()
+
+    def _put_back(self, thread: _Thread, ran_ns: int, now_ns: int) -> None:
         # The thread stays monitored: its owner may make it a real-time thread again.
         thread.pauses.begin_again()
-        message = json.dumps({"put_back": [thread.pid, thread.tid, ran_ns]}).encode()
+        rests = thread.rests.put_back(now_ns)
+        message = json.dumps({"put_back": [thread.pid, thread.tid, ran_ns, int(rests)]}).encode()
         try:
             # The owner is notified before the change, so that it has the reason when it finds an ordinary thread.
             thread.owner.send(message)
@@ -176,7 +275,8 @@ class Watch:
         except OSError as e:
             _write(f"{what} without a pause and cannot be put back: {e.strerror}")
             return
-        _write(f"{what} without a pause: it was put back to the ordinary class")
+        until = f"until it has not done so for {REST_NS // 1_000_000_000} s" if rests else "for good"
+        _write(f"{what} without a pause: it was put back to the ordinary class, {until}")
 
     def _read(self, owner: socket.socket) -> None:
         for _ in range(MESSAGES_MAX):
@@ -213,7 +313,7 @@ class Watch:
             self._forget((pid, tid))
             if len(self._threads) < WATCHED_MAX:
                 try:
-                    self._threads[pid, tid] = _Thread(pid, tid, name, owner)
+                    self._threads[pid, tid] = _Thread(pid, tid, name, owner, self._rests_max)
                     done = True
                 except OSError:
                     pass  # It has ended, or there are no descriptors left.
@@ -293,7 +393,8 @@ def main() -> None:
         first.send(json.dumps({"failed": f"sched_setscheduler: {e.strerror}"}).encode())
         return
     first.send(b'{"looks": []}')
-    Watch(first).run()
+    # RealtimeKit lets the kernel kill a process whose thread runs 200 ms, and answers a few questions a minute: no second try.
+    Watch(first, RESTS_MAX if priority else 0).run()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ Invariants:
 3. A thread runs under SCHED_RR only while the watchdog monitors it. If the watchdog has ended, ``lose_guard`` makes all threads
    ordinary that this table had made real-time threads.
 4. A thread of the class LOW has the slice that it had before.
+5. A thread that was put back is ordinary until the watchdog reports that it has rested, or until it is acquired again.
 
 SCHED_RESET_ON_FORK applies to new threads as well as to new processes, so the threads of an engine's pool, which the first
 execution may start, must be granted one by one (see ``threads_here``).
@@ -19,14 +20,12 @@ execution may start, must be granted one by one (see ``threads_here``).
 from __future__ import annotations
 
 import ctypes
-import enum
 import errno
+import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
-
-import msgspec
+from typing import Any, TypeVar
 
 from aionn.realtime.permission import Permission, Way
 from aionn.realtime.priorities import SchedulingClass, nice_of
@@ -47,10 +46,13 @@ from aionn.realtime.threads.kernel import (
     set_slack,
     start_time,
 )
+from aionn.realtime.threads.rows import Guard, Held, State, ThreadRow
 from aionn.realtime.threads.slices import SLICE_NS, read_attributes, restore_slice, set_slice
+from aionn.realtime.watching import REST_NS
 
-__all__ = ["Guard", "State", "ThreadRow", "Threads", "threads_here"]
+__all__ = ["Threads", "threads_here"]
 
+_logger = logging.getLogger("aionn.manager")
 _T = TypeVar("_T")
 
 SLACK_NS = 1
@@ -58,75 +60,6 @@ SLACK_NS = 1
 
 ROWS_MAX = 4096
 """Most threads in one table: more than an engine's pool has on the largest machine. It bounds calls in an erroneous loop."""
-
-
-class Guard(Protocol):
-    """The watchdog's interface: it monitors real-time threads."""
-
-    def watch(self, pid: int, tid: int, name: str) -> bool:
-        """Monitors a thread from now on; False means that it cannot."""
-
-    def forget(self, pid: int, tid: int) -> None:
-        """Stops monitoring a thread."""
-
-    def take_put_back(self) -> list[tuple[int, int, int]]:
-        """The threads put back since the last call: process, thread, and the nanoseconds that it ran without a pause."""
-
-
-class State(enum.StrEnum):
-    """The state of a thread in the table."""
-
-    REALTIME = "real time"
-    NICE = "nice"
-    ORDINARY = "ordinary"
-    REFUSED = "refused"
-    OWN = "its own"
-    PUT_BACK = "put back"
-    GONE = "gone"
-
-
-class ThreadRow(msgspec.Struct, frozen=True):
-    """A thread in the table.
-
-    Attributes:
-        tid: Its number in the kernel.
-        name: Its purpose, for people.
-        scheduling_class: The requested class.
-        state: Its state. ``ORDINARY``: the class is LOW. ``REFUSED``: the machine does not permit the class. ``OWN``: the thread
-            had a policy of its own that is at least as high, and keeps it. ``PUT_BACK``: it ran for too long and was made ordinary.
-        policy: Its current policy in the kernel.
-        priority: Its priority under SCHED_RR or SCHED_FIFO, otherwise 0.
-        nice: Its nice value.
-        slack_ns: Its timer slack; None if it cannot be read.
-        reason: The reason why it does not have the requested class; empty if it has.
-        slice_ns: Its slice, in place of the kernel's: for an ordinary thread above LOW. None if it has the kernel's.
-        slice_reason: The reason why an ordinary thread above LOW has the kernel's slice; empty for all others.
-    """
-
-    tid: int
-    name: str
-    scheduling_class: SchedulingClass
-    state: State
-    policy: str
-    priority: int
-    nice: int
-    slack_ns: int | None
-    reason: str = ""
-    slice_ns: int | None = None
-    slice_reason: str = ""
-
-
-class _Held(msgspec.Struct):
-    """A granted thread, with its state before."""
-
-    name: str
-    before: ThreadState
-    scheduling_class: SchedulingClass
-    state: State
-    reason: str
-    is_watched: bool = False
-    has_slice: bool = False
-    slice_reason: str = ""
 
 
 class Threads:
@@ -144,7 +77,7 @@ class Threads:
         self._guard = guard
         self._no_guard = "there is no watchdog to monitor real-time threads"
         self._offer = offer
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
         # A signal handler may call ``put_back_all`` while this thread holds the lock.
         self._lock = threading.RLock()
 
@@ -171,7 +104,7 @@ class Threads:
                     if held is None and len(self._held) >= ROWS_MAX:
                         return self._row(
                             tid,
-                            _Held(
+                            Held(
                                 name,
                                 read_state(tid),
                                 scheduling_class,
@@ -179,15 +112,15 @@ class Threads:
                                 f"the table holds {ROWS_MAX} threads",
                             ),
                         )
-                    held = self._held[tid] = _Held(
-                        name, read_state(tid), scheduling_class, State.ORDINARY, ""
-                    )
+                    held = self._held[tid] = Held(name, read_state(tid), scheduling_class, State.ORDINARY, "")
                 held.name, held.scheduling_class = name, scheduling_class
                 held.is_watched = (
                     False  # So that ``_grant`` registers it again: another connection may have taken it over.
                 )
                 held.slice_reason = ""
+                self._note_reports()  # Those about this thread end with the grant.
                 self._grant(tid, held)
+                self._note_reports()  # The grant may have read some about other threads.
                 if scheduling_class is not SchedulingClass.LOW:
                     set_slack(tid, SLACK_NS)
             except ProcessLookupError:
@@ -213,10 +146,10 @@ class Threads:
         another process, which answers only a few of them in a minute.
 
         Returns:
-            Whether it has that class now. False also for a thread that was put back: it must be acquired again.
+            Whether it has that class now. False also for a thread that was put back: it gets the class with its next real time.
         """
         held = self._held.get(tid)
-        if held is None or held.state is State.PUT_BACK:
+        if held is None or (held.state is State.PUT_BACK and self._note_class(held, scheduling_class)):
             return False
         if held.scheduling_class is scheduling_class and not held.reason:
             return True
@@ -234,6 +167,13 @@ class Threads:
         except ProcessLookupError:
             held.state, held.reason = State.GONE, "the thread has ended"
             return False
+
+    def _note_class(self, held: Held, scheduling_class: SchedulingClass) -> bool:
+        """Keeps the class of a thread that was put back; False if it has got real time again in the meantime."""
+        with self._lock:
+            if held.state is State.PUT_BACK:
+                held.scheduling_class = scheduling_class
+            return held.state is State.PUT_BACK
 
     def call_as_low(self, call: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
         """Calls a function that releases the interpreter's lock, with the calling thread in the class LOW.
@@ -255,6 +195,8 @@ class Threads:
         priority = priorities.of(before)
         if priority and held.state is State.REALTIME and not is_realtime(tid):
             self.put_back(tid, "the watchdog or another process made it ordinary")
+        if held.state is State.PUT_BACK:
+            return self._call_slowly(held, call, arguments)
         if not priority or held.state is not State.REALTIME:
             return call(*arguments)
         ordinary = held.before.policy & ~os.SCHED_RESET_ON_FORK
@@ -277,7 +219,7 @@ class Threads:
             elif not held.is_watched:
                 self._end_realtime(tid, held)
 
-    def _call_slowly(self, held: _Held | None, call: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
+    def _call_slowly(self, held: Held | None, call: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
         if held is None:
             return call(*arguments)
         tid, before = threading.get_native_id(), held.scheduling_class
@@ -287,7 +229,7 @@ class Threads:
         finally:
             self.change(tid, before)
 
-    def _lower(self, tid: int, held: _Held) -> bool:
+    def _lower(self, tid: int, held: Held) -> bool:
         """Makes a thread LOW, for which no permission is needed."""
         with self._lock:
             if self._held.get(tid) is not held:
@@ -300,7 +242,7 @@ class Threads:
             held.scheduling_class = SchedulingClass.LOW
             return not held.reason
 
-    def _change_slowly(self, tid: int, held: _Held, scheduling_class: SchedulingClass) -> bool:
+    def _change_slowly(self, tid: int, held: Held, scheduling_class: SchedulingClass) -> bool:
         with self._lock:
             if self._held.get(tid) is not held:
                 return False
@@ -308,7 +250,7 @@ class Threads:
             self._grant(tid, held)
             return not held.reason
 
-    def _switch(self, tid: int, held: _Held, scheduling_class: SchedulingClass, priority: int) -> bool:
+    def _switch(self, tid: int, held: Held, scheduling_class: SchedulingClass, priority: int) -> bool:
         """Changes between classes of a monitored thread."""
         ordinary = (
             os.SCHED_OTHER if held.before.policy & ~os.SCHED_RESET_ON_FORK in REALTIME else held.before.policy
@@ -396,7 +338,7 @@ class Threads:
             The names of the threads that were real-time threads.
         """
         with self._lock:
-            self._note_put_back()
+            self._note_reports()
             self._guard, self._no_guard = None, reason
             found = []
             # First all of them: a thread that is changing its own class looks at this after the change, without the lock.
@@ -409,7 +351,7 @@ class Threads:
                     self._end_realtime(tid, held)
             return found
 
-    def _end_realtime(self, tid: int, held: _Held) -> None:
+    def _end_realtime(self, tid: int, held: Held) -> None:
         """Makes a thread ordinary that nothing monitors any longer."""
         with self._lock:
             if self._held.get(tid) is not held:
@@ -427,7 +369,7 @@ class Threads:
     def table(self) -> list[ThreadRow]:
         """The rows of all granted threads, with their current state in the kernel."""
         with self._lock:
-            self._note_put_back()
+            self._note_reports()
             return [self._row(tid, held) for tid, held in self._held.items()]
 
     def _forget_ended(self) -> None:
@@ -440,16 +382,43 @@ class Threads:
             if has_ended:
                 del self._held[tid]
 
-    def _note_put_back(self) -> None:
+    def note_reports(self) -> None:
+        """Records what the watchdog has reported, and gives real time again to the threads that may have it."""
+        with self._lock:
+            self._note_reports()
+
+    def _note_reports(self) -> None:
         if self._guard is None:
             return
-        for pid, tid, ran_ns in self._guard.take_put_back():
+        for pid, tid, ran_ns, is_for_now in self._guard.take_put_back():
             held = self._held.get(tid) if pid == os.getpid() else None
             if held is not None:
-                held.state = State.PUT_BACK
-                held.reason = f"it ran {ran_ns // 1_000_000} ms without a pause"
+                held.state, held.times_put_back = State.PUT_BACK, held.times_put_back + 1
+                later = (
+                    f"gets real time again after {REST_NS / 1e9:g} s without that"
+                    if is_for_now
+                    else "stays ordinary"
+                )
+                held.reason = f"it ran {ran_ns // 1_000_000} ms without a pause, and {later}"
+        for pid, tid in self._guard.take_rested():
+            held = self._held.get(tid) if pid == os.getpid() else None
+            if held is not None and held.state is State.PUT_BACK:
+                self._give_again(tid, held)
 
-    def _grant(self, tid: int, held: _Held) -> None:
+    def _give_again(self, tid: int, held: Held) -> None:
+        """Gives a thread its class again that was put back and has rested."""
+        try:
+            if start_time(tid) != held.before.started:
+                raise ProcessLookupError
+            self._grant(tid, held)
+        except ProcessLookupError:
+            held.state, held.reason = State.GONE, "the thread has ended"
+        except OSError as e:
+            held.state, held.reason = State.REFUSED, failed("reading its state", e)
+        said = f"is not a real-time thread again: {held.reason}" if held.reason else "gets real time again"
+        _logger.warning("the thread %r (%d of process %d) %s", held.name, tid, os.getpid(), said)
+
+    def _grant(self, tid: int, held: Held) -> None:
         """Applies the requested class; the caller holds the lock."""
         if held.scheduling_class is SchedulingClass.LOW or self.permission.priorities is not None:
             # Before the change: the kernel keeps the slice of a thread under SCHED_RR, and uses it again afterwards.
@@ -459,7 +428,7 @@ class Threads:
             self._give_slice(tid, held)
 
     @staticmethod
-    def _give_slice(tid: int, held: _Held) -> None:
+    def _give_slice(tid: int, held: Held) -> None:
         """Gives an ordinary thread a short slice, which needs no permission. A changed nice value leaves it."""
         if held.has_slice or held.slice_reason:
             return
@@ -482,7 +451,7 @@ class Threads:
             held.slice_reason = failed("sched_setattr", e)
 
     @staticmethod
-    def _take_slice(tid: int, held: _Held) -> None:
+    def _take_slice(tid: int, held: Held) -> None:
         """Restores the slice of a thread."""
         if not held.has_slice:
             return
@@ -494,7 +463,7 @@ class Threads:
         except OSError as e:
             held.slice_reason = failed("sched_setattr", e)
 
-    def _grant_class(self, tid: int, held: _Held) -> tuple[State, str]:
+    def _grant_class(self, tid: int, held: Held) -> tuple[State, str]:
         """Applies the policy or the nice value of the requested class."""
         before, wanted = held.before, held.scheduling_class
         policy = before.policy & ~os.SCHED_RESET_ON_FORK
@@ -539,7 +508,7 @@ class Threads:
             return State.REFUSED, failed("setting the ordinary class", e)
         return State.ORDINARY, ""
 
-    def _grant_realtime(self, tid: int, held: _Held, priority: int) -> tuple[State, str]:
+    def _grant_realtime(self, tid: int, held: Held, priority: int) -> tuple[State, str]:
         if self._guard is None:
             return State.REFUSED, self._no_guard
         if not held.is_watched:
@@ -562,7 +531,7 @@ class Threads:
         return State.REFUSED, reason
 
     @staticmethod
-    def _row(tid: int, held: _Held) -> ThreadRow:
+    def _row(tid: int, held: Held) -> ThreadRow:
         state = held.state
         try:
             if start_time(tid) != held.before.started:
@@ -588,6 +557,7 @@ class Threads:
             reason,
             now.slice_ns if held.has_slice else None,
             held.slice_reason,
+            held.times_put_back,
         )
 
 

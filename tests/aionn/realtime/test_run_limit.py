@@ -20,6 +20,7 @@ class Dead:
     def watch(self, pid, tid, name): return True
     def forget(self, pid, tid): pass
     def take_put_back(self): return []
+    def take_rested(self): return []
 
 def state():
     return [list(resource.getrlimit(resource.RLIMIT_RTTIME)), signal.getsignal(signal.SIGXCPU) is signal.SIG_DFL]

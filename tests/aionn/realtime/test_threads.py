@@ -23,6 +23,7 @@ class Guard:
     def watch(self, pid, tid, name): self.told.append(["watch", tid, name]); return True
     def forget(self, pid, tid): self.told.append(["forget", tid])
     def take_put_back(self): return []
+    def take_rested(self): return []
 
 def state(tid=me):
     slack = open(f"/proc/{tid}/timerslack_ns").read().strip()
@@ -305,3 +306,78 @@ say(before=before, row=row.state, nice=row.nice, left=left, after=state())
     assert (found["row"], found["nice"]) == ("nice", -15)
     assert found["after"][1:] == found["before"][1:], "all but SCHED_RESET_ON_FORK"
     assert found["left"] in ("", f"sched_setscheduler failed with {errno.errorcode[number]}")
+
+
+RESTED = """
+class Reports(Guard):
+    "A watchdog whose reports a test makes."
+    def __init__(self): super().__init__(); self.put_back, self.rested = [], []
+    def take_put_back(self): taken, self.put_back = self.put_back, []; return taken
+    def take_rested(self): taken, self.rested = self.rested, []; return taken
+
+guard = Reports()
+threads = Threads(ask(), guard)
+threads.acquire(HIGH, "test")
+def put_back(rests=1):
+    os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+    guard.put_back = [(os.getpid(), me, 124_000_000, rests)]
+def rested():
+    guard.rested = [(os.getpid(), me)]
+    row = threads.table()[0]
+    return [row.state, row.priority, row.reason, row.times_put_back]
+"""
+
+
+@as_root
+def test_rested_thread_gets_its_class_again_and_the_report_counts() -> None:
+    code = """
+put_back()
+row = threads.table()[0]
+say(state=row.state, reason=row.reason, again=rested())
+put_back(0)
+say(last=threads.table()[0].reason)
+threads.close()
+"""
+    assert run_child(THREADS + RESTED + code) == {
+        "state": "put back",
+        "reason": "it ran 124 ms without a pause, and gets real time again after 5 s without that",
+        "again": ["real time", 10, "", 1],
+        "last": "it ran 124 ms without a pause, and stays ordinary",
+    }
+
+
+@as_root
+def test_thread_that_rested_during_a_low_job_gets_real_time_after_it() -> None:
+    code = """
+put_back()
+threads.table()
+changed = threads.change(me, LOW)
+during = rested()
+say(changed=changed, during=during, change=threads.change(me, HIGH), after=threads.table()[0].state)
+put_back()
+threads.table()
+during = threads.call_as_low(rested, ())
+say(call=during, end=threads.table()[0].state, left=threads.close())
+"""
+    assert run_child(THREADS + RESTED + code) == {
+        "changed": False,
+        "during": ["ordinary", 0, "", 1],
+        "change": True,
+        "after": "real time",
+        "call": ["ordinary", 0, "", 2],
+        "end": "real time",
+        "left": [],
+    }
+
+
+@as_root
+def test_report_of_a_rest_changes_no_thread_that_another_process_made_ordinary() -> None:
+    code = """
+os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+say(row=rested(), gone=threads.give_back(), late=[guard.rested.append((os.getpid(), me)), threads.table()][1])
+"""
+    assert run_child(THREADS + RESTED + code) == {
+        "row": ["put back", 0, "another process made it ordinary", 0],
+        "gone": "",
+        "late": [],
+    }

@@ -17,8 +17,19 @@ from contextlib import contextmanager
 import pytest
 
 from aionn.realtime import watching
-from aionn.realtime.watching import BUDGET_NS, MESSAGE_BYTES_MAX, NAME_LENGTH_MAX, PERIOD_MS, Pauses
-from tests.aionn.realtime.children import CHILD_S, as_root, finished_child, run_child, without_sys_nice
+from aionn.realtime.watching import (
+    BUDGET_NS,
+    MESSAGE_BYTES_MAX,
+    NAME_LENGTH_MAX,
+    PERIOD_MS,
+    REST_NS,
+    REST_WINDOW_NS,
+    RESTS_MAX,
+    Pauses,
+    Rests,
+    Standing,
+)
+from tests.aionn.realtime.children import CHILD_S, OPEN, as_root, finished_child, run_child, without_sys_nice
 
 pytestmark = pytest.mark.forked("any")
 
@@ -93,7 +104,7 @@ reports = watchdog.take_put_back()
 policy = os.sched_getscheduler(0) & ~FLAG
 threads.close()
 watchdog.close()
-say(spun_ms=spun_ms, reports=[ran_ns / 1e6 for _, _, ran_ns in reports], policy=policy)
+say(spun_ms=spun_ms, reports=[ran_ns / 1e6 for _, _, ran_ns, _ in reports], policy=policy)
 """
     found = run_child(WATCHDOG + code)
     assert found["spun_ms"] > NOTICED_MS, "it spun long enough to be noticed"
@@ -331,6 +342,34 @@ watchdog.close()
     assert found == {"way": "RLIMIT_RTPRIO", "state": "put back", "left": []}
 
 
+@as_root
+@pytest.mark.thorough
+def test_loop_gets_real_time_again_after_one_long_callback() -> None:
+    code = """
+async def main():
+    async with aionn.open(drivers=["reference"], realtime="required") as runtime:
+        begun = time.thread_time()
+        while os.sched_getscheduler(0) & ~FLAG == RR and time.thread_time() - begun < 0.45:
+            pass
+        spun, put_back_s = state()[0], time.monotonic()
+        while state()[0] != RR and time.monotonic() - put_back_s < 30:
+            await asyncio.sleep(0.05)
+        rested_s = time.monotonic() - put_back_s
+        (row,) = (await runtime.realtime()).processes[0].rows
+        say(spun=spun, rested_s=rested_s, state=row.state, priority=row.priority, count=row.times_put_back)
+    say(after=os.sched_getscheduler(0))
+asyncio.run(main())
+"""
+    ended = finished_child(OPEN + code)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[0])
+    assert found.pop("rested_s") > 4.5
+    assert found == {"spun": 0, "state": "real time", "priority": 10, "count": 1}
+    assert json.loads(ended.stdout.splitlines()[1]) == {"after": 0}
+    assert "put back to the ordinary class, until it has not done so for 5 s" in ended.stderr
+    assert "the thread 'event loop' (" in ended.stderr and "gets real time again" in ended.stderr
+
+
 # --- The rule -------------------------------------------------------------------------------------------------------------
 
 
@@ -377,3 +416,39 @@ def test_rule_begins_again_when_it_is_told_to() -> None:
     rule.begin_again()
     assert rule.ran_too_long(2 * BUDGET_NS, 5) == 0
     assert rule.ran_too_long(3 * BUDGET_NS, 5) == BUDGET_NS
+
+
+def test_thread_that_was_put_back_rests_before_it_may_be_a_real_time_thread_again() -> None:
+    rests = Rests()
+    assert not rests.is_over(10 * REST_NS), "nothing has put it back"
+    assert rests.put_back(1_000) and rests.standing is Standing.RESTING
+    assert not rests.is_over(1_000 + REST_NS - 1) and rests.is_over(1_000 + REST_NS)
+    rests.end()
+    assert rests.standing is Standing.REALTIME and not rests.is_over(10 * REST_NS)
+
+
+def test_rest_begins_again_with_each_long_run() -> None:
+    rests = Rests()
+    rests.put_back(0)
+    rests.ran_too_long(REST_NS - 1)
+    assert not rests.is_over(REST_NS) and rests.is_over(2 * REST_NS - 1)
+
+
+@pytest.mark.parametrize("rests_max", [0, 1, RESTS_MAX])
+def test_thread_that_is_put_back_too_often_stays_ordinary(rests_max: int) -> None:
+    rests = Rests(rests_max)
+    now_ns = 0
+    for _ in range(rests_max):
+        assert rests.put_back(now_ns)
+        now_ns += REST_NS
+        assert rests.is_over(now_ns)
+        rests.end()
+    assert not rests.put_back(now_ns) and rests.standing is Standing.ORDINARY
+    assert not rests.is_over(now_ns + REST_WINDOW_NS) and not rests.put_back(now_ns + 2 * REST_WINDOW_NS)
+
+
+def test_thread_that_is_put_back_seldom_gets_real_time_again_without_end() -> None:
+    rests = Rests()
+    for now_ns in range(0, 20 * REST_WINDOW_NS, REST_WINDOW_NS // RESTS_MAX):
+        assert rests.put_back(now_ns)
+        rests.end()
