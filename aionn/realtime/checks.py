@@ -55,7 +55,7 @@ class Machine(msgspec.Struct, frozen=True):
         texts: The text of each file by its path; absent files have no entry.
         processors: The processors that this process may run on.
         permission: The scheduling that this process may use.
-        memlock_bytes: RLIMIT_MEMLOCK, soft; a negative number means no limit.
+        memlock_bytes: RLIMIT_MEMLOCK, soft; a negative number means no limit, None that a sandbox refuses to read it.
         may_lock: Whether this process has CAP_IPC_LOCK.
         groups: Folders of the cpu groups of this process, its own first.
         host: The environment that this process runs in.
@@ -67,13 +67,18 @@ class Machine(msgspec.Struct, frozen=True):
     texts: Mapping[str, str]
     processors: tuple[int, ...]
     permission: Permission
-    memlock_bytes: int
+    memlock_bytes: int | None
     may_lock: bool
     groups: tuple[str, ...]
     host: Host
     engines: Mapping[str, str]
     slice_ns: int = 0
     slice_refusal: str = ""
+
+    @property
+    def locks_all(self) -> bool:
+        """Whether this process may lock all of its memory."""
+        return self.may_lock or (self.memlock_bytes is not None and self.memlock_bytes < 0)
 
     def text(self, path: str) -> str:
         """The text of a file without blanks around it; empty if the file is absent."""
@@ -148,7 +153,7 @@ def check_throttling(machine: Machine) -> Finding:
             "sysctl kernel.sched_rt_runtime_us=950000",
             late,
         )
-    return Finding(name, FINE, setting)
+    return Finding(name, FINE, f"{setting}: the watchdog puts back earlier those that do not yield")
 
 
 def check_group(machine: Machine) -> Finding:
@@ -255,7 +260,7 @@ def check_swap(machine: Machine) -> Finding:
     if all("/zram" in area for area in areas):
         return Finding("swap", NOTE, "compressed memory: reading a swapped page takes some 10 us", "", 0.1)
     sentence = f"{', '.join(areas[:4])}: reading a swapped page takes milliseconds"
-    if machine.may_lock or machine.memlock_bytes < 0:
+    if machine.locks_all:
         return Finding("swap", NOTE, f"{sentence}; this process may lock its pages", "sysctl vm.swappiness=1")
     return Finding("swap", WARNING, sentence, f"swapoff -a, or {memlock_remedy(machine.host)}", 50.0)
 
@@ -276,7 +281,7 @@ def check_idle_memory(machine: Machine) -> Finding:
     if not by:
         return Finding(name, FINE, "the kernel reclaims memory only where memory is short")
     sentence = "DAMON reclaims memory that was not used for a while: code and data after a pause are read from a disk again"
-    if machine.may_lock or machine.memlock_bytes < 0:
+    if machine.locks_all:
         return Finding(name, NOTE, f"{sentence}; this process may lock its pages", remedy)
     return Finding(name, WARNING, sentence, f"{remedy}, or {memlock_remedy(machine.host)}", 50.0)
 
@@ -291,8 +296,18 @@ def check_overcommit(machine: Machine) -> Finding:
     """The kernel's behaviour when memory runs out."""
     mode = machine.number("/proc/sys/vm/overcommit_memory")
     match mode:
-        case 0 | 2:
-            return Finding("overcommit", FINE, f"vm.overcommit_memory is {mode}")
+        case 0:
+            return Finding(
+                "overcommit",
+                FINE,
+                "vm.overcommit_memory is 0: an allocation that exceeds the memory of the machine fails where it is made",
+            )
+        case 2:
+            return Finding(
+                "overcommit",
+                FINE,
+                "vm.overcommit_memory is 2: an allocation fails before memory runs out, and the kernel need not kill a process",
+            )
         case 1:
             return Finding(
                 "overcommit",
@@ -328,14 +343,26 @@ def check_huge_pages(machine: Machine) -> Finding:
             f"echo madvise > {folder}/enabled",
             1.0,
         )
-    return Finding(name, FINE, sentence)
+    use = (
+        "the kernel uses none"
+        if enabled == "never"
+        else "the kernel uses them only where a program requests them"
+    )
+    return Finding(name, FINE, f"{sentence}: {use}")
 
 
 def check_memlock(machine: Machine) -> Finding:
     """The amount of memory that this process may lock."""
     name = "locked memory"
-    if machine.may_lock or machine.memlock_bytes < 0:
+    if machine.locks_all:
         return Finding(name, FINE, "without a limit")
+    if machine.memlock_bytes is None:
+        return Finding(
+            name,
+            NOTE,
+            "a sandbox refuses to read RLIMIT_MEMLOCK: pools are touched, and locked as far as it permits",
+            "allow prlimit64 in the seccomp filter of the sandbox",
+        )
     sentence = f"at most {machine.memlock_bytes / (1 << 20):.3g} MiB (RLIMIT_MEMLOCK)"
     if machine.memlock_bytes >= MEMLOCK_ENOUGH:
         return Finding(name, FINE, sentence)
@@ -350,7 +377,7 @@ def check_clock(machine: Machine) -> Finding:
     current = machine.text(f"{folder}/current_clocksource")
     available = machine.text(f"{folder}/available_clocksource").split()
     if current in CLOCKS_IN_REGISTERS:
-        return Finding("clock source", FINE, current)
+        return Finding("clock source", FINE, f"{current}: the clock is read without a system call")
     if not current:
         return Finding("clock source", NOTE, "the clock source cannot be read")
     better = next((name for name in available if name in CLOCKS_IN_REGISTERS), "")

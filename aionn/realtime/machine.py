@@ -66,10 +66,11 @@ def read_machine(permission: Permission | None = None) -> Machine:
             paths += [f"{kdamond}/state", *schemes]
     texts = {path: text for path in paths if (text := read_text(path))}
     texts["kernel config"] = _kernel_config()
+    soft: int | None
     try:
         soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     except OSError:
-        soft = 0  # A sandbox refuses to read it.
+        soft = None  # A sandbox refuses to read it.
     return Machine(
         texts,
         processors[:PROCESSORS_MAX],

@@ -82,8 +82,8 @@ class Facts(msgspec.Struct, frozen=True):
         capabilities: Effective capabilities, a bit for each.
         is_initial_namespace: Whether the process is in the initial user namespace.
         seccomp: 0 means no seccomp, 1 strict mode, 2 a filter.
-        rtprio_limit: RLIMIT_RTPRIO, soft.
-        nice_lowest: Smallest nice value that RLIMIT_NICE permits.
+        rtprio_limit: RLIMIT_RTPRIO, soft; None if a sandbox refuses to read it.
+        nice_lowest: Smallest nice value that RLIMIT_NICE permits; -20 if a sandbox refuses to read it.
         rt_budget_us: cpu.rt_runtime_us of the process's group; None if there is no such file.
         rt_budget_all_us: kernel.sched_rt_runtime_us; None if it cannot be read, -1 means no limit.
         is_group_nested: Whether the process is in a group below the root of the hierarchy.
@@ -98,7 +98,7 @@ class Facts(msgspec.Struct, frozen=True):
     capabilities: int = 0
     is_initial_namespace: bool = True
     seccomp: int = 0
-    rtprio_limit: int = 0
+    rtprio_limit: int | None = 0
     nice_lowest: int = 0
     rt_budget_us: int | None = None
     rt_budget_all_us: int | None = 950_000
@@ -141,7 +141,8 @@ class Permission(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """One sentence: the permission, or the reason why real-time scheduling is not permitted and the remedy."""
         if self.priorities is not None:
-            return f"SCHED_RR at priorities up to {self.priorities.watchdog} by {self.way}"
+            medium, most = self.priorities.medium, self.priorities.watchdog
+            return f"real-time scheduling is permitted by {self.way}; aionn uses SCHED_RR at priorities {medium} to {most}"
         what = (
             f"nice values down to {self.nice_lowest}, no real-time scheduling"
             if self.way is Way.NICE
@@ -157,6 +158,8 @@ def decide(facts: Facts) -> Permission:
     if facts.rt_errno == 0:
         way = Way.CAPABILITY if facts.has_capability and facts.is_initial_namespace else Way.LIMIT
         limit = PRIORITY_MAX if way is Way.CAPABILITY else facts.rtprio_limit
+        if limit is None:
+            limit = facts.rt_priority
         if (priorities := priorities_within(limit)) is not None:
             return Permission(way, priorities)
     direct = _refusal(facts)
@@ -182,6 +185,12 @@ def decide(facts: Facts) -> Permission:
     return Permission(Way.NONE, None, 0, tuple(refusals), advice)
 
 
+def _limit_sentence(facts: Facts) -> str:
+    if facts.rtprio_limit is None:
+        return "a sandbox refuses to read RLIMIT_RTPRIO"
+    return f"RLIMIT_RTPRIO is {facts.rtprio_limit}"
+
+
 def _refusal(facts: Facts) -> Refusal:
     """The reason why SCHED_RR is not permitted without RealtimeKit."""
     if facts.rt_errno in (None, 0):
@@ -190,7 +199,7 @@ def _refusal(facts: Facts) -> Refusal:
                 Way.CAPABILITY,
                 Cause.NAMESPACE,
                 "the process has CAP_SYS_NICE only in its own user namespace, where the kernel ignores it, "
-                f"and RLIMIT_RTPRIO is {facts.rtprio_limit}",
+                f"and {_limit_sentence(facts)}",
             )
         if facts.rtprio_limit:
             return Refusal(
@@ -199,7 +208,7 @@ def _refusal(facts: Facts) -> Refusal:
                 f"RLIMIT_RTPRIO is {facts.rtprio_limit}, expected at least 3",
             )
         return Refusal(
-            Way.LIMIT, Cause.NOT_PERMITTED, "the process has no CAP_SYS_NICE and RLIMIT_RTPRIO is 0"
+            Way.LIMIT, Cause.NOT_PERMITTED, f"the process has no CAP_SYS_NICE and {_limit_sentence(facts)}"
         )
     assert facts.rt_errno is not None
     return explain_refusal(facts, facts.rt_errno)
@@ -234,11 +243,13 @@ def explain_refusal(facts: Facts, number: int) -> Refusal:
             way,
             Cause.NAMESPACE,
             "the process has CAP_SYS_NICE only in its own user namespace, where the kernel ignores it, "
-            f"and RLIMIT_RTPRIO is {facts.rtprio_limit}",
+            f"and {_limit_sentence(facts)}",
         )
     if not facts.has_capability and not facts.rtprio_limit:
-        # The limit was lowered between the read and the attempt.
-        return Refusal(way, Cause.NOT_PERMITTED, "the process has no CAP_SYS_NICE and RLIMIT_RTPRIO is 0")
+        # The limit is unknown, or was lowered between the read and the attempt.
+        return Refusal(
+            way, Cause.NOT_PERMITTED, f"the process has no CAP_SYS_NICE and {_limit_sentence(facts)}"
+        )
     if facts.seccomp:
         return Refusal(
             way,
@@ -288,18 +299,18 @@ def read_facts(*, with_realtimekit: bool = True) -> Facts:
         is_initial_namespace=read_text("/proc/self/uid_map").split() in (INITIAL_NAMESPACE, []),
         seccomp=int(status.get("Seccomp", "0") or "0"),
         rtprio_limit=limit,
-        nice_lowest=20 - _limit(resource.RLIMIT_NICE, 40),
+        nice_lowest=-20 if (nice := _limit(resource.RLIMIT_NICE, 40)) is None else 20 - nice,
         rt_budget_us=_number(read_text(f"{group}/cpu.rt_runtime_us")) if group else None,
         rt_budget_all_us=_number(read_text("/proc/sys/kernel/sched_rt_runtime_us")),
         is_group_nested=is_nested,
         host=host_here(),
     )
-    allowed = PRIORITY_MAX if facts.has_capability else limit
+    allowed = PRIORITY_MAX if facts.has_capability or limit is None else limit
     priorities = priorities_within(allowed)
     if priorities is not None:
         number = _attempt(lambda: _set_round_robin(priorities.watchdog))
         facts = msgspec.structs.replace(facts, rt_errno=number, rt_priority=priorities.watchdog)
-        if number == errno.EPERM and (lower := priorities_within(limit)) not in (None, priorities):
+        if number == errno.EPERM and (lower := priorities_within(limit or 0)) not in (None, priorities):
             # The kernel ignores the capability, for example in a user namespace; the limit may still permit a lower priority.
             assert lower is not None
             number = _attempt(lambda: _set_round_robin(lower.watchdog))
@@ -365,11 +376,12 @@ def _attempt(call: Callable[[], None]) -> int:
     return found[0]
 
 
-def _limit(kind: int, most: int) -> int:
+def _limit(kind: int, most: int) -> int | None:
+    """A soft limit; None if a sandbox refuses to read it."""
     try:
         soft, _ = resource.getrlimit(kind)
     except OSError:
-        return 0  # A sandbox refuses even to read it: an attempt would show nothing else.
+        return None
     return most if soft == resource.RLIM_INFINITY else min(soft, most)
 
 

@@ -490,7 +490,7 @@ class Threads:
             if not before.policy & os.SCHED_RESET_ON_FORK:
                 set_policy(tid, before.policy | os.SCHED_RESET_ON_FORK, 0)
             return State.NICE, ""
-        return State.REFUSED, str(self.permission)
+        return State.REFUSED, "real-time scheduling is not permitted"
 
     def _grant_low(self, tid: int, before: ThreadState) -> tuple[State, str]:
         """Gives a thread the class LOW: the ordinary policy, with the nice value that the thread had before."""

@@ -160,7 +160,13 @@ CASES: list[tuple[str, dict[str, str | None], Severity, str]] = [
     ("idle memory", {DAMON_RECLAIM: "Y"}, NOTE, "not used for a while"),
     ("idle memory", {DAMON_RECLAIM: "N"}, FINE, "only where"),
     ("overcommit", {"/proc/sys/vm/overcommit_memory": "1"}, NOTE, "kills a process"),
-    ("overcommit", {"/proc/sys/vm/overcommit_memory": "2"}, FINE, "is 2"),
+    (
+        "overcommit",
+        {"/proc/sys/vm/overcommit_memory": "0"},
+        FINE,
+        "is 0: an allocation that exceeds the memory",
+    ),
+    ("overcommit", {"/proc/sys/vm/overcommit_memory": "2"}, FINE, "is 2: an allocation fails before"),
     ("overcommit", {"/proc/sys/vm/overcommit_memory": "x"}, NOTE, "cannot be read"),
     (
         "transparent huge pages",
@@ -169,6 +175,9 @@ CASES: list[tuple[str, dict[str, str | None], Severity, str]] = [
         "for milliseconds",
     ),
     ("transparent huge pages", {f"{PAGES}/enabled": "[always] madvise never"}, NOTE, "khugepaged"),
+    ("transparent huge pages", {f"{PAGES}/enabled": "always madvise [never]"}, FINE, "the kernel uses none"),
+    ("transparent huge pages", {}, FINE, "only where a program requests them"),
+    ("clock source", {}, FINE, "tsc: the clock is read without a system call"),
     ("transparent huge pages", {f"{PAGES}/enabled": None}, FINE, "does not use them"),
     ("clock source", {f"{CLOCK}/current_clocksource": "hpet"}, WARNING, "hpet"),
     ("clock source", {f"{CLOCK}/current_clocksource": "refined-jiffies"}, SEVERE, "steps of milliseconds"),
@@ -252,6 +261,9 @@ def test_locked_memory_by_its_limit() -> None:
     assert "8 MiB" in found("locked memory", memlock_bytes=8 << 20).sentence
     assert found("locked memory", memlock_bytes=0, may_lock=True).severity is FINE
     assert found("locked memory", memlock_bytes=1 << 30).severity is FINE
+    unknown = found("locked memory", memlock_bytes=None)
+    assert unknown.severity is NOTE and "refuses to read RLIMIT_MEMLOCK" in unknown.sentence
+    assert found("locked memory", memlock_bytes=None, may_lock=True).severity is FINE
     swap: dict[str, str | None] = {"/proc/swaps": "Filename\n/swapfile file 1 0 -2\n"}
     assert found("swap", swap, memlock_bytes=0).severity is WARNING
     reclaimed = found("idle memory", {DAMON_RECLAIM: "Y"}, memlock_bytes=0)

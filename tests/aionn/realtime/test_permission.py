@@ -16,7 +16,7 @@ from aionn.realtime.permission import Facts, Permission, Way, decide, own_cpu_gr
 from aionn.realtime.priorities import Priorities, SchedulingClass, nice_of, priorities_within
 from aionn.realtime.realtimekit import Offer, Unavailable
 from aionn.realtime.remedies import Cause, Host, HostKind, host_of, remedy
-from tests.aionn.realtime.children import BEGIN, SET_SCHEDULER, as_root, run_child
+from tests.aionn.realtime.children import BEGIN, LIMITS, SET_SCHEDULER, as_root, run_child
 
 pytestmark = pytest.mark.forked("any")
 
@@ -197,6 +197,7 @@ LIMITED = Facts(rtprio_limit=20, rt_errno=errno.EPERM, rt_priority=15)
         (msgspec.structs.replace(LIMITED, rt_errno=errno.EINVAL), Cause.FAILED),
         (LIMITED, Cause.FAILED),
         (msgspec.structs.replace(LIMITED, rtprio_limit=0), Cause.NOT_PERMITTED),
+        (msgspec.structs.replace(LIMITED, rtprio_limit=None), Cause.NOT_PERMITTED),
     ],
 )
 def test_refusal_names_its_cause(facts: Facts, cause: Cause) -> None:
@@ -272,3 +273,26 @@ def test_own_group_of_the_cpu_controller_is_found(
     cgroup: str, mounts: str, expected: tuple[str, bool]
 ) -> None:
     assert own_cpu_group(cgroup, mounts) == expected
+
+
+def test_limit_that_cannot_be_read_is_no_limit_of_zero() -> None:
+    unknown = msgspec.structs.replace(LIMITED, rtprio_limit=None)
+    assert "a sandbox refuses to read RLIMIT_RTPRIO" in str(decide(unknown))
+    assert "is 0" not in str(decide(unknown)) and "None" not in str(decide(unknown))
+    granted = decide(msgspec.structs.replace(unknown, rt_errno=0))
+    assert (granted.way, granted.priorities) == (Way.LIMIT, Priorities(5, 10, 15))
+
+
+@as_root
+@pytest.mark.skipif(not LIMITS, reason="the number of the system call is not known for this processor")
+@pytest.mark.parametrize("rtprio", [0, 20])
+def test_attempt_decides_where_a_sandbox_refuses_to_read_limits(rtprio: int) -> None:
+    found = run_child(ASK + f"drop(rtprio={rtprio}); refuse({LIMITS}, {errno.EPERM}); ask_and_say()")
+    assert found["way"] == ("RLIMIT_RTPRIO" if rtprio else "none")
+    if not rtprio:
+        assert "RLIMIT_RTPRIO is 0" not in found["told"] and "refuses to read RLIMIT_RTPRIO" in found["told"]
+
+
+def test_sentence_distinguishes_the_permission_from_what_aionn_uses() -> None:
+    permitted = "real-time scheduling is permitted by CAP_SYS_NICE; aionn uses SCHED_RR at priorities 5 to 15"
+    assert str(Permission(Way.CAPABILITY, Priorities(5, 10, 15))) == permitted

@@ -207,7 +207,7 @@ say(state=row.state, policy=row.policy, slack=row.slack_ns, reason=row.reason, l
 """
     found = run_child(THREADS + code)
     assert (found["state"], found["policy"], found["slack"]) == ("refused", "SCHED_OTHER", 1)
-    assert "RLIMIT_RTPRIO is 0" in found["reason"]
+    assert found["reason"] == "real-time scheduling is not permitted"
     assert found["left"] == "" and found["is_same"]
     # A thread that had a slice keeps the flag.
     assert found["policy_after"] in (OTHER, OTHER | RESET)
