@@ -51,7 +51,7 @@ class ThreadRow(msgspec.Struct, frozen=True):
         scheduling_class: The requested class.
         state: Its state. ``ORDINARY``: the class is LOW. ``REFUSED``: the machine does not permit the class. ``OWN``: the thread
             had a policy of its own that is at least as high, and keeps it. ``PUT_BACK``: it ran for too long and was made ordinary;
-            the reason says whether it gets its class again.
+            the reason states whether it gets its class again.
         policy: Its current policy in the kernel.
         priority: Its priority under SCHED_RR or SCHED_FIFO, otherwise 0.
         nice: Its nice value.
@@ -59,7 +59,7 @@ class ThreadRow(msgspec.Struct, frozen=True):
         reason: The reason why it does not have the requested class; empty if it has.
         slice_ns: Its slice, in place of the kernel's: for an ordinary thread above LOW. None if it has the kernel's.
         slice_reason: The reason why an ordinary thread above LOW has the kernel's slice; empty for all others.
-        times_put_back: How many times the watchdog has put it back since it was granted a class.
+        times_put_back: Number of times that the watchdog put it back since it was granted a class.
     """
 
     tid: int

@@ -62,6 +62,10 @@ ROWS_MAX = 4096
 """Most threads in one table: more than an engine's pool has on the largest machine. It bounds calls in an erroneous loop."""
 
 
+LINES_MAX = 64
+"""Most lines that wait to be logged: one for each thread that got real time again since the last report was read."""
+
+
 class Threads:
     """The threads of this process that were granted a class. May be used from any thread."""
 
@@ -78,6 +82,7 @@ class Threads:
         self._no_guard = "there is no watchdog to monitor real-time threads"
         self._offer = offer
         self._held: dict[int, Held] = {}
+        self._said: list[str] = []
         # A signal handler may call ``put_back_all`` while this thread holds the lock.
         self._lock = threading.RLock()
 
@@ -383,14 +388,25 @@ class Threads:
                 del self._held[tid]
 
     def note_reports(self) -> None:
-        """Records what the watchdog has reported, and gives real time again to the threads that may have it."""
+        """Records what the watchdog has reported, gives real time again to the threads that may have it, and logs this."""
+        guard = self._guard
+        if guard is None:
+            return
+        # Without the lock: the main thread may be stopped in a call to the guard by a signal whose handler needs it.
+        put_back, rested = guard.take_put_back(), guard.take_rested()
         with self._lock:
-            self._note_reports()
+            self._note(put_back, rested)
+            said, self._said = self._said, []
+        for line in said:
+            _logger.warning("%s", line)
 
     def _note_reports(self) -> None:
-        if self._guard is None:
-            return
-        for pid, tid, ran_ns, is_for_now in self._guard.take_put_back():
+        """As ``note_reports``, with the lock, so that the lines are left to the next call of that."""
+        if self._guard is not None:
+            self._note(self._guard.take_put_back(), self._guard.take_rested())
+
+    def _note(self, put_back: list[tuple[int, int, int, int]], rested: list[tuple[int, int]]) -> None:
+        for pid, tid, ran_ns, is_for_now in put_back:
             held = self._held.get(tid) if pid == os.getpid() else None
             if held is not None:
                 held.state, held.times_put_back = State.PUT_BACK, held.times_put_back + 1
@@ -400,7 +416,7 @@ class Threads:
                     else "stays ordinary"
                 )
                 held.reason = f"it ran {ran_ns // 1_000_000} ms without a pause, and {later}"
-        for pid, tid in self._guard.take_rested():
+        for pid, tid in rested:
             held = self._held.get(tid) if pid == os.getpid() else None
             if held is not None and held.state is State.PUT_BACK:
                 self._give_again(tid, held)
@@ -416,7 +432,8 @@ class Threads:
         except OSError as e:
             held.state, held.reason = State.REFUSED, failed("reading its state", e)
         said = f"is not a real-time thread again: {held.reason}" if held.reason else "gets real time again"
-        _logger.warning("the thread %r (%d of process %d) %s", held.name, tid, os.getpid(), said)
+        line = f"the thread {held.name!r} ({tid} of process {os.getpid()}) {said}"
+        self._said = [*self._said, line][-LINES_MAX:]
 
     def _grant(self, tid: int, held: Held) -> None:
         """Applies the requested class; the caller holds the lock."""
