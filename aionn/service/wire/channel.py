@@ -79,7 +79,7 @@ from aionn.service.wire.protocol import (
 from aionn.service.wire.quotas import Account
 from aionn.service.wire.received import (
     close_charged,
-    close_received,
+    close_kept,
     close_unread,
     drain,
     have_strange_sockets,
@@ -245,8 +245,9 @@ class Channel:
             self.has_received = True
             message: Message | Refusal | None
             try:
-                await self._take_turn(payload, fds)
-                message, size_bytes = await self._decoded(payload, fds, is_short)
+                with keeping(fds, self._peer):
+                    await self._take_turn(payload, fds)
+                    message, size_bytes = await self._decoded(payload, fds, is_short)
             except (GeneralFailure, ResourceExhausted) as e:
                 failed = answer_to(payload, Failed(e.status, shortened(f"{e} (process {os.getpid()})")))
                 if failed is None:
@@ -299,13 +300,12 @@ class Channel:
             return None, 0
         self._check_descriptors((stands_for.is_call, stands_for.id), fds)
         size_bytes = STRUCTURE_WEIGHT * stands_for.size_bytes + stands_for.values_bytes
-        with keeping(fds, self._peer):
-            await self._wait_for_room(lambda: self._load.has_room_for_large(size_bytes))
-            structure, values = await self._in_thread(read_parts, stands_for, fds)
-            steps = decode_parts(
-                stands_for, structure, values, fds, sealed_only=self._sealed_only, account=self._account
-            )
-            return await in_turns(steps, self._peer.next_turn), size_bytes
+        await self._wait_for_room(lambda: self._load.has_room_for_large(size_bytes))
+        structure, values = await self._in_thread(read_parts, stands_for, fds)
+        steps = decode_parts(
+            stands_for, structure, values, fds, sealed_only=self._sealed_only, account=self._account
+        )
+        return await in_turns(steps, self._peer.next_turn), size_bytes
 
     async def _in_thread(self, call: Callable[..., _R], *arguments: Any) -> _R:
         """Operations that take long without the interpreter's lock: copies of large messages, whose descriptors are in use then."""
@@ -356,7 +356,7 @@ class Channel:
         if fds and self._sealed_only:
             count = len(fds)
             try:
-                fds = await local_only(fds, self._account, self.ended)
+                fds = await local_only(fds, self._account, self._peer, self.ended)
             except BaseException as e:
                 self._peer.held.closed(count)
                 if not isinstance(e, Error):
@@ -365,10 +365,7 @@ class Channel:
                 return b"", [], False
         if fds and have_strange_sockets(fds):
             self.close(f"{self._peer_name} sent a socket that does not belong to a fence")
-            try:
-                await close_received(fds, self._peer.next_turn_of_leaving)
-            finally:
-                self._peer.held.closed(len(fds))
+            await close_kept(fds, self._peer)
             return b"", [], False
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(fds) > DESCRIPTORS_MAX:
             # Asked before they are closed: the received ones fill the table.

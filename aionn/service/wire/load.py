@@ -26,7 +26,14 @@ as many as fit. The thread that closes shares the interpreter with the loop, so 
 
 HELD_PART = 4
 """One of so many descriptors that this process may have is for those of all processes that are not closed yet. Beyond a quarter of
-these, only a process without any, which is neither new nor floods, is read."""
+these, only a process without any, which is not suspect, is read: the one that has waited longest."""
+
+STARVED_NS_MAX = 50_000_000
+"""Time for which a process without descriptors here, which is not suspect, waits for those of others, until messages that keep
+many are rejected."""
+
+REJECTED_CLOSING_NS = 10_000_000
+"""Time until further ones are rejected: those of the first are closed by then as a rule."""
 
 INLINE_BYTES_AT_ONCE_MAX = 4 << 20
 """Size of all other calls that are handled concurrently: a kilobyte for each, several times what one takes as a rule."""
@@ -90,7 +97,7 @@ class Held:
         most: Number of those of all processes beyond which none is received.
     """
 
-    __slots__ = ("_closed", "_count", "_kept", "_most", "_of_all")
+    __slots__ = ("_closed", "_closing_until_ns", "_count", "_kept", "_most", "_of_all", "_waiting")
 
     def __init__(self, of_all: Held | None = None, most: int = 0) -> None:
         self._most = most
@@ -98,6 +105,9 @@ class Held:
         self._closed: collections.deque[int] = collections.deque()
         self._of_all = of_all
         self._kept: dict[Callable[[], object], int] = {} if of_all is None else of_all._kept
+        # The processes that could be read but for others' descriptors, with the times at which they began to wait, in that order.
+        self._waiting: dict[Held, int] = {} if of_all is None else of_all._waiting
+        self._closing_until_ns = 0
 
     @contextmanager
     def keeping(self, count: int, reject: Callable[[], object]) -> Iterator[None]:
@@ -105,7 +115,7 @@ class Held:
 
         Args:
             count: Their number.
-            reject: Called by ``reject_one``, once: the message is to be rejected.
+            reject: Called once by ``waits``: the message is to be rejected.
         """
         self._kept[reject] = count
         try:
@@ -113,11 +123,42 @@ class Held:
         finally:
             self._kept.pop(reject, None)
 
-    def reject_one(self) -> None:
-        """Has the message that keeps most rejected, of all processes. In the event loop."""
-        if self._kept:
-            reject = max(self._kept, key=self._kept.__getitem__)
+    def waits(self, now_ns: int, *, is_suspect: bool) -> None:
+        """The process still waits for ``has_room``; to be called again and again until ``waits_no_more``. In the event loop.
+
+        Where only others' descriptors keep it waiting, it is served in the order in which such waits began. The first of these
+        processes has messages rejected when it has waited for ``STARVED_NS_MAX``.
+
+        Args:
+            now_ns: The time.
+            is_suspect: See ``has_room``.
+        """
+        if is_suspect or self.count:
+            self._waiting.pop(self, None)
+            return
+        since_ns = self._waiting.setdefault(self, now_ns)
+        if self._is_next and now_ns - since_ns > STARVED_NS_MAX:
+            (self if self._of_all is None else self._of_all)._reject(now_ns)
+
+    def waits_no_more(self) -> None:
+        """The wait is over."""
+        self._waiting.pop(self, None)
+
+    @property
+    def _is_next(self) -> bool:
+        return next(iter(self._waiting), self) is self
+
+    def _reject(self, now_ns: int) -> None:
+        """Has the messages rejected that keep most, until a quarter of the limit is left."""
+        if now_ns < self._closing_until_ns:
+            return
+        left = self.count
+        for reject, count in sorted(self._kept.items(), key=lambda kept: kept[1], reverse=True):
+            if left <= self._most // 4:
+                break
+            left -= count
             del self._kept[reject]
+            self._closing_until_ns = now_ns + REJECTED_CLOSING_NS
             reject()
 
     def add(self, count: int) -> None:
@@ -143,11 +184,13 @@ class Held:
         """Whether a further message may be received, with any number of descriptors.
 
         Args:
-            is_suspect: Whether the process has come just now, or floods.
+            is_suspect: Whether the process has come just now, floods, or had a message rejected because of its descriptors.
         """
         if self.count > HELD_MAX:
             return False
         if self._of_all is None:
             return True
         count, most = self._of_all.count, self._of_all._most
-        return count <= most // 4 or (count <= most and not self._count and not is_suspect)
+        if count <= most // 4:
+            return True
+        return count <= most and self._is_next and not self._count and not is_suspect

@@ -132,12 +132,17 @@ class Use:
     def is_flood(self) -> bool:
         return self._used_ns > FLOOD_NS
 
+    def is_flood_at(self, now_ns: int) -> bool:
+        """As ``is_flood``, without what is forgotten until now: that counts only from the next backlog on."""
+        return self._left_ns(now_ns) > FLOOD_NS
+
     def has_backlog(self, now_ns: int) -> None:
         """A backlog begins, or lasts."""
-        without_ns = now_ns - self._backlog_until_ns
-        if without_ns > 0:
-            self._used_ns = max(0, self._used_ns - without_ns // FORGOTTEN_PART)
+        self._used_ns = self._left_ns(now_ns)
         self._backlog_until_ns = now_ns + BACKLOG_NS
+
+    def _left_ns(self, now_ns: int) -> int:
+        return max(0, self._used_ns - max(0, now_ns - self._backlog_until_ns) // FORGOTTEN_PART)
 
     def executed(self) -> None:
         """An execution has succeeded."""
@@ -264,6 +269,7 @@ class Peer:
         bursts: Its bursts whose threads run.
         held: The descriptors that it has sent and that are not closed.
         room: Of its connections, the one that waits until it may send descriptors.
+        suspect_until_ns: Time until which it is suspect: it has come just now, or had a message rejected.
     """
 
     __slots__ = (
@@ -282,6 +288,7 @@ class Peer:
         "held",
         "loads",
         "room",
+        "suspect_until_ns",
     )
 
     def __init__(self, turns: _Turns | None = None) -> None:
@@ -297,7 +304,7 @@ class Peer:
         self._unawaited = 0
         self._received_ns = -WAITING_COMPANY_NS
         self._waits_since_ns = -WAITS_NS
-        self._newcomer_until_ns = time.monotonic_ns() + NEWCOMER_NS
+        self._newcomer_until_ns = self.suspect_until_ns = time.monotonic_ns() + NEWCOMER_NS
         self._use = Use()
 
     @property
@@ -331,8 +338,9 @@ class Peer:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it has come just now, or floods."""
-        return time.monotonic_ns() < self._newcomer_until_ns or self._use.is_flood
+        """Whether it has come just now, floods, or had a message rejected because of its descriptors."""
+        now_ns = time.monotonic_ns()
+        return now_ns < self.suspect_until_ns or self._use.is_flood_at(now_ns)
 
     def received(self, *, has_waited: bool) -> None:
         """A message was received.
@@ -355,7 +363,7 @@ class Peer:
         turns, calls = self._turns, self.calls
         if turns is None or calls > 1 or now_ns < self._waits_since_ns + WAITS_NS:
             return False
-        if self._added_to(turns, now_ns).is_flood:
+        if self._added_to(turns, now_ns).is_flood_at(now_ns):
             return False
         if calls and now_ns - self._received_ns < WAITING_COMPANY_NS:
             return True
@@ -545,8 +553,9 @@ class Peers:
 
     async def next_connection(self) -> None:
         """Lets other tasks of the loop go first; while processes are served, a new connection waits for its turn like a backlog."""
-        if self._turns.shares.has_company(None, time.monotonic_ns()):
-            await self._turns.next(is_flood=self._turns.newcomers.is_flood)
+        now_ns = time.monotonic_ns()
+        if self._turns.shares.has_company(None, now_ns):
+            await self._turns.next(is_flood=self._turns.newcomers.is_flood_at(now_ns))
         else:
             await anyio.lowlevel.checkpoint()
 

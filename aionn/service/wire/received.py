@@ -23,8 +23,9 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import anyio
@@ -43,6 +44,7 @@ __all__ = [
     "HangUps",
     "close_charged",
     "close_in_turns",
+    "close_kept",
     "close_received",
     "close_unread",
     "descriptors_of",
@@ -71,9 +73,9 @@ LOOKS_MAX = 1000
 ROOM_LOOK_S = 1e-3
 """Interval between two looks whether descriptors are closed: a flood of descriptors alone is waited for."""
 
-STARVED_S_MAX = 0.05
-"""Time for which a process without descriptors here, which is not suspect, waits for those of others, until large messages that
-keep some are rejected."""
+REJECTED_NS = 5_000_000_000
+"""Time for which a process is suspect after its descriptors were in the way of others, or were strange sockets: it may send such a
+message again at once."""
 
 LOOK_S = 1e-3
 """Interval between two of them."""
@@ -102,14 +104,16 @@ def descriptors_of(ancillary: _Ancillary) -> list[int]:
     return list(fds)
 
 
-async def local_only(fds: Sequence[int], account: Account | None, ended: SyncFence) -> list[int]:
+async def local_only(fds: Sequence[int], account: Account | None, peer: Peer, ended: SyncFence) -> list[int]:
     """The descriptors of a message, with the null device in the place of each file of another's file system.
 
-    Those are closed by a thread: until then they count, and for ``FOREIGN_S_MAX`` nothing more is read from the connection.
+    Those are closed by a thread: until then they count, and for ``FOREIGN_S_MAX`` nothing more is read from the connection,
+    or until another process is not read because of these.
 
     Args:
         fds: The descriptors; closed where this raises.
         account: The client's.
+        peer: The process.
         ended: Signalled when the connection has ended, which ends the wait.
 
     Raises:
@@ -128,8 +132,10 @@ async def local_only(fds: Sequence[int], account: Account | None, ended: SyncFen
             _close_counted(sorted(kinds.foreign), account, closed)
         if kinds.useless:
             raise InvalidArgument(f"no message uses such a descriptor: {next(iter(kinds.useless.values()))}")
-        with anyio.move_on_after(FOREIGN_S_MAX):
+        with anyio.move_on_after(FOREIGN_S_MAX) as scope, peer.held.keeping(len(fds), scope.cancel):
             await first([closed, ended])
+        if scope.cancelled_caught:
+            _suspect(peer)
         for _ in kinds.foreign:
             stand_ins.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
             kept.append(stand_ins[-1])
@@ -178,27 +184,46 @@ async def receive(
 
 async def _until_closed(peer: Peer, ended: SyncFence) -> None:
     """Waits until a process may send descriptors, or the connection has ended. Of the connections of a process one looks."""
-    async with peer.room:
-        starved_s = 0.0
-        while not peer.may_send_descriptors and ended.status is FenceStatus.PENDING:
+    with anyio.CancelScope() as scope:
+
+        def cancel(_: SyncFence) -> None:
+            scope.cancel()
+
+        ended.add_callback(cancel)
+        try:
+            async with peer.room:
+                await _until_room(peer)
+        finally:
+            ended.remove_callback(cancel)
+
+
+async def _until_room(peer: Peer) -> None:
+    try:
+        while not peer.may_send_descriptors:
+            peer.held.waits(time.monotonic_ns(), is_suspect=peer.is_suspect)
             await anyio.sleep(ROOM_LOOK_S)
-            starved_s = 0.0 if peer.held.count or peer.is_suspect else starved_s + ROOM_LOOK_S
-            if starved_s > STARVED_S_MAX:
-                peer.held.reject_one()
+    finally:
+        peer.held.waits_no_more()
+
+
+def keeping(fds: Sequence[int], peer: Peer) -> AbstractContextManager[None]:
+    """The work on a message before its descriptors are closed. That of a large one lasts as long as its process likes, whose
+    models are prepared before, and that of each one while a flood pauses. It ends early where a process without descriptors is not
+    read because of it.
+
+    Raises:
+        ResourceExhausted: It has ended early; its process is suspect for a while.
+    """
+    return _keeping(len(fds), peer) if fds else nullcontext()
 
 
 @contextmanager
-def keeping(fds: Sequence[int], peer: Peer) -> Iterator[None]:
-    """The work on a large message before its descriptors are closed. It lasts as long as its process likes, whose
-    models are prepared before or whose flood pauses, and ends early where a process without descriptors is not read because of it.
-
-    Raises:
-        ResourceExhausted: It has ended early.
-    """
-    with anyio.CancelScope() as scope, peer.held.keeping(len(fds), scope.cancel):
+def _keeping(count: int, peer: Peer) -> Iterator[None]:
+    with anyio.CancelScope() as scope, peer.held.keeping(count, scope.cancel):
         yield
     if scope.cancelled_caught:
-        raise ResourceExhausted("the descriptors of a large message were in others' way", transient=True)
+        _suspect(peer)
+        raise ResourceExhausted("the descriptors of a message were in others' way", transient=True)
 
 
 def close_charged(fds: Sequence[int], peer: Peer) -> SyncFence | None:
@@ -384,6 +409,37 @@ async def close_received(fds: Sequence[int], next_turn: Callable[[], Awaitable[N
         next_turn: Awaited between parts of the work; others have turns in it.
     """
     await _in_turns(_closing(fds), next_turn)
+
+
+def _suspect(peer: Peer) -> None:
+    peer.suspect_until_ns = time.monotonic_ns() + REJECTED_NS
+
+
+async def close_kept(fds: Sequence[int], peer: Peer) -> None:
+    """As ``close_received``, for strange sockets of ``receive`` and what came with them. Once a process without descriptors is not
+    read because of them, no turn of their process is waited for.
+    """
+    _suspect(peer)
+    is_in_the_way, turn = False, anyio.CancelScope()
+
+    def hurry() -> None:
+        nonlocal is_in_the_way
+        is_in_the_way = True
+        turn.cancel()
+
+    async def next_turn() -> None:
+        nonlocal turn
+        if is_in_the_way:
+            await anyio.lowlevel.checkpoint()
+        else:
+            with anyio.CancelScope() as turn:
+                await peer.next_turn_of_leaving()
+
+    try:
+        with peer.held.keeping(len(fds), hurry):
+            await close_received(fds, next_turn)
+    finally:
+        peer.held.closed(len(fds))
 
 
 async def payload_of(sock: socket.socket, bytes_max: int, next_turn: Callable[[], Awaitable[None]]) -> bytes:

@@ -17,23 +17,19 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aionn.errors import DeadObject, Error, ErrorStatus, GeneralFailure
-from aionn.hal import ExecutionPreference, Memory, Priority
+from aionn.errors import DeadObject, Error, GeneralFailure
+from aionn.hal import Memory
 from aionn.platform.descriptors import QUICK_BYTES_MAX, close_apart, waiting_to_be_closed
-from aionn.service.wire import load, peers, received
+from aionn.service.wire import load, received
 from aionn.service.wire.calls import REPLY_DESCRIPTORS_MAX
 from aionn.service.wire.channel import Channel
-from aionn.service.wire.large import in_memory
-from aionn.service.wire.load import HELD_MAX, Held
 from aionn.service.wire.peers import Peers
 from aionn.service.wire.protocol import (
-    Call,
     Done,
     Failed,
     GetMemories,
     GetMemoriesReply,
     Ping,
-    PrepareModel,
     Reply,
     decode,
     encode,
@@ -46,7 +42,6 @@ from aionn.service.wire.received import (
     have_strange_sockets,
 )
 from aionn.service.wire.repetition import RecallMemories
-from aionn.testing.models import identity
 from fences import SyncFence
 
 LINGER_S = 60
@@ -513,73 +508,3 @@ async def test_a_process_that_sends_descriptors_faster_than_they_are_closed_wait
     for end in ends:
         end.close()
     os.close(large)
-
-
-def test_one_process_that_holds_descriptors_leaves_room_for_the_others() -> None:
-    of_all = Held(most=8 * HELD_MAX)
-    one, other, new = (Held(of_all) for _ in range(3))
-    assert one.has_room(is_suspect=True)
-    one.add(HELD_MAX + 1)
-    assert not one.has_room(is_suspect=False)
-    assert other.has_room(is_suspect=True)
-    several = [Held(of_all) for _ in range(3)]
-    for held in several:
-        held.add(HELD_MAX)
-    other.add(1)
-    assert not other.has_room(is_suspect=False)
-    assert not new.has_room(is_suspect=True)
-    assert new.has_room(is_suspect=False)
-    for held in several:
-        held.closed(HELD_MAX)
-    assert other.has_room(is_suspect=True)
-    assert other.count == 1
-
-
-async def test_large_message_that_waits_with_descriptors_keeps_no_other_process_from_being_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It waits for a call of the same connection, for as long as its process likes; then it is rejected."""
-    monkeypatch.setattr(load, "BYTES_AT_ONCE_MAX", 1)
-    monkeypatch.setattr(peers, "NEWCOMER_NS", 0)
-    monkeypatch.setattr(peers, "HELD_PART", 1 << 40)
-    processes = Peers()
-    assert processes._turns.held._most == 0
-
-    async def never(body: Any, channel: Channel) -> Any:
-        await anyio.sleep_forever()
-
-    model = identity((4,), operations=200)
-    ours, theirs, good_ours, good = (
-        *socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET),
-        *socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET),
-    )
-    hostile = Channel(ours, never, peer_name="the peer", sealed_only=True, peer=processes.of(1))
-    other = Channel(good_ours, done, peer_name="the other", sealed_only=True, peer=processes.of(2))
-    good.setblocking(False)
-    theirs.setblocking(False)
-    with anyio.fail_after(WAITED_S_MAX):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(hostile.run)
-            tasks.start_soon(other.run)
-            for number in (1, 2):
-                body = PrepareModel(model, ExecutionPreference.FAST_SINGLE_ANSWER, Priority.MEDIUM, None)
-                payload, fds, _keep = encode(Call(number, body))
-                assert in_memory(payload) is not None
-                socket.send_fds(theirs, [payload], fds * 20 if number == 2 else fds)
-                await _until(lambda: hostile.load[0] == 1)
-            await _until(lambda: processes.of(1).held.count == 20)
-            good.send(encode(Call(1, Ping()))[0])
-            await anyio.wait_readable(good)
-            assert decode(good.recv(1 << 16), []) == Reply(1, Done())
-            await anyio.wait_readable(theirs)
-            refused = decode(theirs.recv(1 << 16), [])
-            assert isinstance(refused, Reply)
-            assert refused.id == 2
-            assert isinstance(refused.body, Failed)
-            assert refused.body.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
-            assert hostile.is_alive
-            tasks.cancel_scope.cancel()
-    hostile.release()
-    other.release()
-    for end in (theirs, good):
-        end.close()
