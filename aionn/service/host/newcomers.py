@@ -42,6 +42,9 @@ REFUSALS_PER_PROCESS_MAX = REFUSALS_PER_USER_MAX // 2
 REFUSAL_S_MAX = 1.0
 """Limit of the time until a rejected client sends a call that can be answered."""
 
+GONE_LOOK_S = 1.0
+"""Interval between looks for clients that are gone while a message of theirs is worked on: a large one of a flood takes minutes."""
+
 FIRST_CALL = 1
 """The number that clients of ours give their first call, Hello: the answer to it may come before the call."""
 
@@ -118,6 +121,12 @@ class Newcomers:
                 self._end_wait(newcomer)
                 newcomer.is_served = True
                 self._begin(newcomer.sock, newcomer.client, admitted)
+
+    async def end_those_gone(self) -> None:
+        """Ends connections of clients that are gone, also where messages are unread or worked on. Until it is cancelled."""
+        while True:
+            await anyio.sleep(GONE_LOOK_S)
+            self._hang_ups.look()
 
     async def receive(self, sock: socket.socket, client: Credentials) -> None:
         """Serves a newcomer, or has it wait or refused in a task of its own; owns its connection. Ends when the next may come."""

@@ -358,6 +358,7 @@ async def listen(
                     newcomers.leave(place)
 
             newcomers = Newcomers(Admission(limits), tasks, serve_one, peers.next_connection)
+            tasks.start_soon(newcomers.end_those_gone)
             with anyio.CancelScope() as accepting:
                 if drain is not None:
                     tasks.start_soon(_end_accepting, drain, accepting)

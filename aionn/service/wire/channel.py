@@ -245,7 +245,7 @@ class Channel:
             self.has_received = True
             message: Message | Refusal | None
             try:
-                with keeping(fds, self._peer):
+                with keeping(fds, self._peer, self.ended):
                     await self._take_turn(payload, fds)
                     message, size_bytes = await self._decoded(payload, fds, is_short)
             except (GeneralFailure, ResourceExhausted) as e:

@@ -31,7 +31,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from aionn.errors import InvalidArgument, ResourceExhausted
+from aionn.errors import DeadObject, InvalidArgument, ResourceExhausted
 from aionn.platform.descriptors import close_apart, kinds_of, waiting_to_be_closed
 from aionn.service.wire.handles import close_gently, close_quick
 from aionn.service.wire.peers import Peer
@@ -184,6 +184,13 @@ async def receive(
 
 async def _until_closed(peer: Peer, ended: SyncFence) -> None:
     """Waits until a process may send descriptors, or the connection has ended. Of the connections of a process one looks."""
+    with _cancelled_by(ended):
+        async with peer.room:
+            await _until_room(peer)
+
+
+@contextmanager
+def _cancelled_by(ended: SyncFence) -> Iterator[anyio.CancelScope]:
     with anyio.CancelScope() as scope:
 
         def cancel(_: SyncFence) -> None:
@@ -191,8 +198,7 @@ async def _until_closed(peer: Peer, ended: SyncFence) -> None:
 
         ended.add_callback(cancel)
         try:
-            async with peer.room:
-                await _until_room(peer)
+            yield scope
         finally:
             ended.remove_callback(cancel)
 
@@ -206,22 +212,25 @@ async def _until_room(peer: Peer) -> None:
         peer.held.waits_no_more()
 
 
-def keeping(fds: Sequence[int], peer: Peer) -> AbstractContextManager[None]:
+def keeping(fds: Sequence[int], peer: Peer, ended: SyncFence) -> AbstractContextManager[None]:
     """The work on a message before its descriptors are closed. That of a large one lasts as long as its process likes, whose
     models are prepared before, and that of each one while a flood pauses. It ends early where a process without descriptors is not
-    read because of it.
+    read because of it, or the connection has ended.
 
     Raises:
-        ResourceExhausted: It has ended early; its process is suspect for a while.
+        DeadObject: The connection has ended.
+        ResourceExhausted: It is in the way; its process is suspect for a while.
     """
-    return _keeping(len(fds), peer) if fds else nullcontext()
+    return _keeping(len(fds), peer, ended) if fds else nullcontext()
 
 
 @contextmanager
-def _keeping(count: int, peer: Peer) -> Iterator[None]:
-    with anyio.CancelScope() as scope, peer.held.keeping(count, scope.cancel):
+def _keeping(count: int, peer: Peer, ended: SyncFence) -> Iterator[None]:
+    with _cancelled_by(ended) as scope, peer.held.keeping(count, scope.cancel):
         yield
     if scope.cancelled_caught:
+        if ended.status is not FenceStatus.PENDING:
+            raise DeadObject("the connection has ended")
         _suspect(peer)
         raise ResourceExhausted("the descriptors of a message were in others' way", transient=True)
 

@@ -247,3 +247,24 @@ async def test_cancelled_host_closes_the_connections_of_newcomers() -> None:
             waiting.append(await host.come(20, 1))
             tasks.cancel_scope.cancel()
         assert not any(map(is_open, waiting))
+
+
+async def test_client_that_is_gone_is_noticed_though_its_messages_are_unread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as behind a large one, whose parts wait for their turns."""
+    monkeypatch.setattr(module, "GONE_LOOK_S", 0.001)
+    async with hosting(clients=2) as host, anyio.create_task_group() as tasks:
+        theirs = await host.come(1, 1)
+        await host.come(2, 1)
+        await anyio.wait_all_tasks_blocked()
+        goes, stays = host.served
+        noticed = anyio.Event()
+        gone: list[Place] = []
+        goes.on_gone = noticed.set
+        stays.on_gone = lambda: gone.append(stays)
+        tasks.start_soon(host.newcomers.end_those_gone)
+        theirs.close()
+        await noticed.wait()
+        assert not gone
+        tasks.cancel_scope.cancel()

@@ -209,7 +209,7 @@ async def test_message_that_waits_for_its_turn_with_descriptors_is_rejected_wher
             assert isinstance(refused.body, Failed)
             assert refused.body.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
             assert hostile.is_suspect
-            assert not hostile.held.count
+            await _until(lambda: not hostile.held.count)
             tasks.cancel_scope.cancel()
     other.held.waits_no_more()
     channel.release()
@@ -268,3 +268,28 @@ async def test_connection_that_ends_does_not_wait_for_another_of_its_process_tha
     for channel, end in zip(channels, ends, strict=True):
         channel.release()
         end.close()
+
+
+async def test_message_that_waits_with_descriptors_ends_with_its_connection(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flood's turns for a large message may last for minutes, and its process may have been killed."""
+    monkeypatch.setattr(peers, "NEWCOMER_NS", 0)
+    peer = Peers().of(1)
+    ours, theirs = pair
+    channel = Channel(ours, done, peer_name="the peer", sealed_only=True, peer=peer)
+    memory = os.memfd_create("memory", os.MFD_ALLOW_SEALING)
+    held_by_others = peer._turn
+    with anyio.fail_after(WAITED_S_MAX):
+        async with anyio.create_task_group() as tasks:
+            async with held_by_others:
+                peer.loads.append(load.Load())  # Of another connection.
+                tasks.start_soon(channel.run)
+                socket.send_fds(theirs, [encode(Call(7, Ping()))[0]], [memory])
+                await _until(lambda: peer.held.count == 1)
+                channel.close("the client is gone")
+                await _until(lambda: not peer.held.count)
+            assert not peer.is_suspect
+            tasks.cancel_scope.cancel()
+    channel.release()
+    os.close(memory)
