@@ -15,13 +15,15 @@ import pytest
 
 from aionn.errors import ErrorStatus
 from aionn.hal import ExecutionPreference, Priority
-from aionn.service.wire import load, peers
+from aionn.platform.descriptors import Kinds
+from aionn.service.wire import load, peers, received
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.large import in_memory
 from aionn.service.wire.load import HELD_MAX, Held
 from aionn.service.wire.peers import Peers
 from aionn.service.wire.protocol import Call, Done, Failed, Ping, PrepareModel, Reply, decode, encode
 from aionn.testing.models import identity
+from fences import SyncFence
 
 WAITED_S_MAX = 20.0
 """A watchdog."""
@@ -293,3 +295,38 @@ async def test_message_that_waits_with_descriptors_ends_with_its_connection(
             tasks.cancel_scope.cancel()
     channel.release()
     os.close(memory)
+
+
+async def test_wait_for_the_closing_of_a_file_of_others_ends_where_others_are_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its thread may be busy, and the file's server slow; the other descriptors of the message stay open for that time."""
+    monkeypatch.setattr(peers, "NEWCOMER_NS", 0)
+    monkeypatch.setattr(peers, "HELD_PART", 1 << 40)
+    monkeypatch.setattr(received, "FOREIGN_S_MAX", 2 * WAITED_S_MAX)
+    processes = Peers()
+    hostile, other = processes.of(1), processes.of(2)
+    foreign, local = os.open(os.devnull, os.O_RDONLY), os.eventfd(0)
+    never_closed: list[int] = []
+    monkeypatch.setattr(received, "kinds_of", lambda fds: Kinds({foreign}, {}))
+    monkeypatch.setattr(received, "close_apart", lambda fds, on_closed: never_closed.extend(fds))
+    hostile.held.add(2)
+    taken: list[int] = []
+
+    async def take() -> None:
+        with SyncFence("connection") as ended:
+            taken.extend(await received.local_only([local, foreign], None, hostile, ended))
+
+    with anyio.fail_after(WAITED_S_MAX):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            await _until(lambda: bool(never_closed))
+            await anyio.wait_all_tasks_blocked()
+            for now_ns in (0, load.STARVED_NS_MAX + 1):
+                other.held.waits(now_ns, is_suspect=False)
+    other.held.waits_no_more()
+    assert taken[0] == local and os.path.samestat(os.fstat(taken[1]), os.stat(os.devnull))
+    assert never_closed == [foreign]
+    assert hostile.is_suspect
+    for fd in (*taken, foreign):
+        os.close(fd)
