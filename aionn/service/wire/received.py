@@ -75,7 +75,7 @@ ROOM_LOOK_S = 1e-3
 
 REJECTED_NS = 5_000_000_000
 """Time for which a process is suspect after its descriptors were in the way of others, or were strange sockets: it may send such a
-message again at once."""
+message again immediately."""
 
 LOOK_S = 1e-3
 """Interval between two of them."""
