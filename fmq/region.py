@@ -5,7 +5,7 @@ Owns memfd creation, seals, the check of descriptors from outside, and mappings.
 Invariants:
 1. Memory made here is sealed against shrinking and growing and has its pages: a shortage is an OSError here, never a
    SIGBUS later. Memory that cannot fit is rejected before it gets the first of them.
-2. Memory from outside is mapped only if it is sealed the same way and as large as it must be.
+2. Memory from outside is mapped only if it is sealed the same way, of ordinary pages, and as large as it must be.
 3. A mapping lives as long as a view of it does, so a late access to a closed queue's view touches mapped memory.
 """
 
@@ -20,7 +20,7 @@ import stat
 from fmq.available import check_available
 from fmq.errors import InvalidDescriptor
 
-__all__ = ["check_eventfd", "check_memory", "create_memory", "duplicate", "map_memory"]
+__all__ = ["check_eventfd", "check_memory", "create_memory", "duplicate", "has_huge_pages", "map_memory"]
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -59,7 +59,7 @@ def duplicate(fd: int) -> int:
 
 
 def check_memory(fd: int, needed_bytes: int) -> None:
-    """Refuses what is not memory, not sealed against shrinking and growing, or too small; gives it all its pages.
+    """Refuses what is not memory of ordinary pages, not sealed against shrinking and growing, or too small; gives it all its pages.
 
     Raises:
         InvalidDescriptor: With what was expected and what came.
@@ -81,6 +81,10 @@ def check_memory(fd: int, needed_bytes: int) -> None:
         raise InvalidDescriptor(
             f"descriptor {fd}: expected at least {needed_bytes} bytes, got {status.st_size}"
         )
+    if has_huge_pages(fd):
+        raise InvalidDescriptor(
+            f"descriptor {fd}: expected memory of ordinary pages, got huge ones, which a hole takes away"
+        )
     missing_bytes = needed_bytes - status.st_blocks * 512
     if missing_bytes > 0:
         check_available(missing_bytes)
@@ -90,6 +94,15 @@ def check_memory(fd: int, needed_bytes: int) -> None:
             # A read-only or write-sealed memory cannot be given pages; reading its holes needs none of ours.
             if error.errno not in (errno.EBADF, errno.EPERM):
                 raise
+
+
+def has_huge_pages(fd: int) -> bool:
+    """Whether memory consists of pages of the system's pool of huge pages (MFD_HUGETLB).
+
+    Its owner can make a hole in it, seals or not, and use the page elsewhere: with none left in the pool, every process that
+    touches the hole is ended by SIGBUS. A hole in memory of ordinary pages is filled again.
+    """
+    return os.fstatvfs(fd).f_bsize > mmap.PAGESIZE
 
 
 def check_eventfd(fd: int) -> None:

@@ -401,7 +401,10 @@ def _end_soon(state: DrainState, name: str, places: _Places) -> None:
         threading.Event().wait(CLOSE_S_MAX)
         places.end_process(state)
 
-    threading.Thread(target=end, daemon=True, name="aionn-end").start()
+    try:
+        threading.Thread(target=end, daemon=True, name="aionn-end").start()
+    except RuntimeError:  # No thread is left. The exit status has been earned regardless.
+        places.end_process(state)
 
 
 async def _listen(

@@ -405,15 +405,19 @@ async def _accept_all(listener: socket.socket, newcomers: Newcomers, peers: Peer
         sock = await _accept(listener)
         try:
             client = Credentials.of(sock)
-        except OSError:
-            await close_in_turns(sock, peers.next_connection)  # It is gone.
+        except (MemoryError, OSError):
+            await close_in_turns(sock, peers.next_connection)  # It is gone, or there is no room for it.
         else:
             await newcomers.receive(sock, client)
 
     while True:
         # Where connections come without end, those who are served have their turns between two of them.
         await peers.next_connection()
-        await peers.charged_to_newcomers(take_one())
+        try:
+            await peers.charged_to_newcomers(take_one())
+        except MemoryError:
+            # The newcomer's connection is closed; those who are served continue.
+            await anyio.sleep(RETRY_S)
 
 
 async def _end_accepting(drain: Drain, accepting: anyio.CancelScope) -> None:

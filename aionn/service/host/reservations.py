@@ -294,9 +294,11 @@ class ServedReservations:
         while True:
             await self._has_changed.wait()
             self._has_changed = anyio.Event()
-            with suppress(ResourceExhausted):  # The next change tries again.
+            # The next change tries again. Raised further, a shortage would end the connections of all clients.
+            with suppress(MemoryError, ResourceExhausted):
                 await _decisions.run(None, self.look)
-            await self._send_notices()
+            with suppress(MemoryError):
+                await self._send_notices()
             await anyio.sleep(NOTICE_PAUSE_S)
 
     async def _send_notices(self) -> None:

@@ -34,6 +34,7 @@ from aionn.hal import (
 from aionn.platform.descriptors import QUICK_COUNT_MAX, close_apart, close_memory, is_quick
 from aionn.service.wire.quotas import Account
 from fmq.descriptor import FDS_MAX, check_descriptor
+from fmq.region import has_huge_pages
 
 __all__ = [
     "CacheOnWire",
@@ -106,11 +107,11 @@ def memory_from_wire(fd: int, fields: object, *, sealed_only: bool, account: Acc
     Args:
         fd: The descriptor.
         fields: The fields that came beside it; see ``memory_on_wire``.
-        sealed_only: Refuses files that the peer can shorten.
+        sealed_only: Refuses files that the peer can shorten, or whose pages it can take away.
         account: The peer's quota; the memory counts until it is dropped and closed. None counts nothing.
 
     Raises:
-        GeneralFailure: It cannot be mapped, or is not sealed.
+        GeneralFailure: It cannot be mapped, is not sealed, or has huge pages.
         InvalidArgument: It does not agree with the fields.
         ResourceExhausted: No descriptor or memory is left here.
         msgspec.ValidationError: The fields do not describe a memory.
@@ -118,6 +119,8 @@ def memory_from_wire(fd: int, fields: object, *, sealed_only: bool, account: Acc
     size_bytes, kind, offset, is_writable, image = msgspec.convert(fields, _MEMORY_FIELDS)
     if sealed_only and not _is_sealed(fd):
         raise GeneralFailure("memory: a device that is shared takes sealed memory alone, got a file")
+    if sealed_only and has_huge_pages(fd):
+        raise GeneralFailure("memory: a device that is shared takes memory of ordinary pages, got huge ones")
 
     def make(over: Callable[[], object] | None = None) -> Memory:
         return Memory.from_fd(

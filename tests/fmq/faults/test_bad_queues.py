@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import tempfile
@@ -16,6 +17,8 @@ from fmq.descriptor import EXTENT_MAX, OFFSET_MAX
 from fmq.region import create_memory
 
 COUNT = 2048
+HUGE_BYTES = 2 << 20
+"""Size of a huge page of most machines."""
 
 
 def open_descriptors() -> list[str]:
@@ -174,6 +177,16 @@ def test_unsealed_memory(good: fmq.MessageQueue) -> None:
             [fd, *good.fds[1:]],
             r"sealed against shrinking and growing \(0x6\), got seals 0x0",
         )
+    finally:
+        os.close(fd)
+
+
+def test_memory_of_huge_pages(good: fmq.MessageQueue) -> None:
+    fd = os.memfd_create("huge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    try:
+        os.ftruncate(fd, HUGE_BYTES)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        refused(good.descriptor, [fd, *good.fds[1:]], "expected memory of ordinary pages, got huge ones")
     finally:
         os.close(fd)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import random
@@ -41,7 +42,7 @@ from aionn.service.host.reservations import ServedReservations
 from aionn.service.host.session import Session
 from aionn.service.progress import Progress
 from aionn.service.wire.channel import Channel
-from aionn.service.wire.handles import CacheOnWire, PoolOnWire, RequestOnWire, close_gently
+from aionn.service.wire.handles import CacheOnWire, PoolOnWire, RequestOnWire, close_gently, memory_from_wire
 from aionn.service.wire.large import in_memory
 from aionn.service.wire.peers import Peer
 from aionn.service.wire.protocol import (
@@ -117,6 +118,9 @@ ASKED = AskedTime(
     blocker_ns=1,
 )
 
+
+HUGE_BYTES = 2 << 20
+"""Size of a huge page of most machines."""
 
 PHASED = msgspec.structs.replace(ASKED, phase_ns=2**62, tolerance_ns=10, chooses_phase=True)
 
@@ -238,6 +242,19 @@ def test_file_that_its_owner_could_shorten_is_refused_where_only_sealed_memory_m
         decode(payload, fds, sealed_only=True)
     del keep
     memory.close()
+
+
+def test_a_shared_device_takes_no_memory_of_huge_pages() -> None:
+    """Its owner can make a hole in it, whatever its seals are, after which every access ends the process."""
+    fd = os.memfd_create("huge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    try:
+        os.ftruncate(fd, HUGE_BYTES)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        fields = (HUGE_BYTES, str(MemoryKind.ASHMEM), 0, True, None)
+        with pytest.raises(GeneralFailure, match="ordinary pages, got huge ones"):
+            memory_from_wire(fd, fields, sealed_only=True)
+    finally:
+        os.close(fd)
 
 
 def test_large_message_travels_in_a_memory(small: Any) -> None:
