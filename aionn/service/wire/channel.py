@@ -13,9 +13,9 @@ Invariants:
 4. Where the connection ends, no turn of the loop ends more than ``TURN_WEIGHT`` of its calls in either direction, and their number
    does not matter to other tasks.
 5. Descriptors that come with a message are closed when it was handled or refused.
-6. A message whose descriptors cannot be taken because none is left here is answered with RESOURCE_EXHAUSTED, one whose memories
-   cannot be used with GENERAL_FAILURE, and the connection continues; one that was cut off for another reason, or is not a message,
-   ends the connection. A call with values of wrong types is answered with INVALID_ARGUMENT: an application chose them.
+6. A message for which no descriptor or memory is left is answered with RESOURCE_EXHAUSTED, one whose memories cannot be used with
+   GENERAL_FAILURE, and the connection continues; one that was cut off for another reason, or is not a message, ends it. A call
+   with values of wrong types is answered with INVALID_ARGUMENT: an application chose them.
 7. No descriptor that the peer sends, read or not, makes a closing wait in the event loop, and the peer's next message waits for it.
 """
 
@@ -37,6 +37,7 @@ from aionn.errors import (
     GeneralFailure,
     InvalidArgument,
     ResourceExhausted,
+    shortage_of,
     status_of,
     traceback_of,
     words_of,
@@ -238,9 +239,7 @@ class Channel:
             except OSError:
                 return
             if not payload:
-                close_charged(
-                    fds, self._peer
-                )  # An empty message ends the connection, too, and may come with some.
+                close_charged(fds, self._peer)  # An empty message ends the connection, too.
                 return
             self.has_received = True
             message: Message | Refusal | None
@@ -248,10 +247,11 @@ class Channel:
                 with keeping(fds, self._peer, self.ended):
                     await self._take_turn(payload, fds)
                     message, size_bytes = await self._decoded(payload, fds, is_short)
-            except (GeneralFailure, ResourceExhausted) as e:
-                failed = answer_to(payload, Failed(e.status, shortened(f"{e} (process {os.getpid()})")))
+            except (GeneralFailure, MemoryError, ResourceExhausted) as e:
+                why = f"{shortage_of(e, 'message') or e} (process {os.getpid()})"
+                failed = answer_to(payload, Failed(status_of(e), shortened(why)))
                 if failed is None:
-                    self.close(f"a message of {self._peer_name} cannot be taken: {e}")
+                    self.close(f"a message of {self._peer_name} cannot be taken: {why}")
                     return
                 message, size_bytes = failed, 0
             except WrongTypes as e:

@@ -1,4 +1,4 @@
-"""A passing shortage of memory or threads in what all clients share: it costs at most the newcomer that met it."""
+"""A passing shortage of memory or threads in a served device: it costs at most the newcomer or the call that met it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import anyio
 import pytest
 
 from aionn.cli.commands import serve
+from aionn.errors import ErrorStatus
 from aionn.service.host import process, reservations
 from aionn.service.host.draining import DrainState
+from aionn.service.wire import channel
+from aionn.service.wire.protocol import Done, Failed, Ping
 
 WATCHDOG_S = 20.0
 
@@ -22,11 +25,11 @@ class OutOfMemory:
         self._call = call
         self.has_failed = anyio.Event()
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
         if not self.has_failed.is_set():
             self.has_failed.set()
             raise MemoryError
-        return self._call(*arguments)
+        return self._call(*arguments, **options)
 
 
 @pytest.mark.parametrize(("kind", "step"), [(process.Credentials, "of"), (process.Admission, "admit")])
@@ -67,6 +70,19 @@ async def test_clients_are_served_on_when_there_was_no_memory_for_notices_of_res
         await failing.has_failed.wait()
         await staying.status()
     await staying.aclose()
+
+
+@pytest.mark.parametrize("step", ["decode_inline", "in_memory"])
+async def test_call_for_which_there_was_no_memory_is_answered_and_the_connection_continues(
+    served: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, step: str
+) -> None:
+    client = await served.raw().hello()
+    request.addfinalizer(client.close)
+    monkeypatch.setattr(channel, step, OutOfMemory(getattr(channel, step)))
+    reply = await client.ask(2, Ping())
+    assert isinstance(reply, Failed) and reply.status is ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    assert "message: no memory is left" in reply.message
+    assert isinstance(await client.ask(3, Ping()), Done)
 
 
 class Ended(Exception):
