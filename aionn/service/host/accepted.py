@@ -197,6 +197,7 @@ class AcceptedCalls:
             preparation.scope.cancel()
             preparation.over.set()
         self._session.bursts.drain(why)
+        self._session.memories.end_questions(UNREAD_NS_MAX / 1e9)
 
     async def end_reading(self) -> None:
         """See ``Bursts.end_reading``."""

@@ -148,6 +148,7 @@ class Session:
         greeted: Set when the client has sent Hello, or never will.
         closed: Set when nothing more is taken.
         bursts: Its bursts.
+        memories: Those of its requests.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Session:
         # Only its client could finish them: while they are pending, each keeps a descriptor and an execution.
         self._awaited: weakref.WeakSet[SyncFence] = weakref.WeakSet()
         self._reusable: dict[int, _Reusable] = {}
-        self._memories = RememberedMemories(self.account)
+        self.memories = RememberedMemories(self.account)
 
     async def handle(self, body: CallBody, channel: Channel) -> ReplyBody:
         """Answers one call. Raises ``Error`` for what becomes a failed reply."""
@@ -217,7 +218,7 @@ class Session:
                 owned = _find(self._prepared, body.prepared, "prepared model")
                 return self.bursts.configure(body, owned.model, owned.priority, channel)
             case ForgetMemory():
-                self._memories.forget(body.identifier)
+                self.memories.forget(body.identifier)
                 return Done()
             case FreeMemorySlot():
                 self.bursts.free_slot(body.burst, body.slot)
@@ -357,13 +358,11 @@ class Session:
 
     async def _request(self, on_wire: RequestOnWire, channel: Channel) -> Request:
         """A request with the memories that its pools stand for; asks the client for those that are not remembered."""
-        memories, unknown = self._memories.take(on_wire.pools)
+        memories, unknown = self.memories.take(on_wire.pools)
         if unknown:
-            try:
+            with self.memories.question(unknown):
                 reply = await channel.call(RecallMemories(tuple(unknown)), GetMemoriesReply)
-                self._memories.learn(unknown, reply.memories)
-            finally:
-                self._memories.asked(unknown)
+                self.memories.learn(unknown, reply.memories)
             answered = dict(zip(unknown, reply.memories, strict=True))
             for index, pool in enumerate(on_wire.pools):
                 if memories[index] is None:
@@ -546,7 +545,7 @@ class Session:
         Returns:
             Number of memories of requests, and of bursts.
         """
-        return self._memories.rest(idle_s) + self.bursts.rest(idle_s)
+        return self.memories.rest(idle_s) + self.bursts.rest(idle_s)
 
     async def aclose(self) -> None:
         """Frees everything that the client made, and abandons what it left running."""
@@ -556,7 +555,7 @@ class Session:
         # The launch has no waiter any more: it fails and ends.
         await self._in_turns([*self._fences.end(), *self._awaited], SyncFence.close)
         await self._in_turns(list(self._fenced), self._fenced.pop)
-        self._memories.clear()
+        self.memories.clear()
         # In reverse: bursts first. An object that cannot be freed, by a fault of the driver, does not keep the rest.
         async with AsyncExitStack() as stack:
             for handle in self._prepared:

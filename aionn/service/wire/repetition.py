@@ -16,11 +16,13 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
+import anyio
 import msgspec
 
-from aionn.errors import InvalidArgument, ResourceExhausted
+from aionn.errors import DeadObject, InvalidArgument, ResourceExhausted
 from aionn.hal import Memory
 from aionn.service.wire.handles import PoolOnWire, RequestOnWire
 from aionn.service.wire.quotas import Account
@@ -175,6 +177,7 @@ class RememberedMemories:
         self._known: dict[int, Memory] = {}
         self._used_s: dict[int, float] = {}
         self._asking: set[int] = set()
+        self._questions: set[anyio.CancelScope] = set()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -183,7 +186,7 @@ class RememberedMemories:
         """The memories of a request's pools, None for those that are device memories or unknown; and the unknown identifiers.
 
         Received memories are remembered as far as the quota allows. Call it before anything is awaited, so that a later
-        ``ForgetMemory`` cannot overtake the request; call ``asked`` when the question for the unknown ones was answered.
+        ``ForgetMemory`` cannot overtake the request; ask for the unknown ones within ``question``.
         """
         memories: list[Memory | None] = []
         unknown: list[int] = []
@@ -214,9 +217,27 @@ class RememberedMemories:
             if identifier in self._asking and identifier not in self._known:
                 self._remember(identifier, memory)
 
-    def asked(self, identifiers: Sequence[int]) -> None:
-        """The question for these was answered, or never will be."""
-        self._asking.difference_update(identifiers)
+    @contextmanager
+    def question(self, identifiers: Sequence[int]) -> Iterator[None]:
+        """The client is asked for these.
+
+        Raises:
+            DeadObject: ``end_questions`` was called, and it has not answered in time.
+        """
+        with anyio.CancelScope() as scope:
+            self._questions.add(scope)
+            try:
+                yield
+            finally:
+                self._questions.discard(scope)
+                self._asking.difference_update(identifiers)
+        if scope.cancelled_caught:
+            raise DeadObject("request: its client does not say which memories it means")
+
+    def end_questions(self, within_s: float) -> None:
+        """Has the client answer the present questions within this time."""
+        for scope in self._questions:
+            scope.deadline = min(scope.deadline, anyio.current_time() + within_s)
 
     def _remember(self, identifier: int, memory: Memory) -> None:
         try:

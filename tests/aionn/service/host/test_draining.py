@@ -20,7 +20,7 @@ import pytest
 
 import aionn
 from aionn.drivers.reference import ReferenceDevice
-from aionn.errors import DeadObject, DeviceUnavailable
+from aionn.errors import DeadObject, DeviceUnavailable, InvalidArgument
 from aionn.hal import DeviceStatus, Priority
 from aionn.runtime.background import Background
 from aionn.service.client.connection import Connection
@@ -38,7 +38,9 @@ from aionn.service.host.draining import (
 )
 from aionn.service.host.listening import listen_at
 from aionn.service.host.process import listen
-from aionn.service.wire.protocol import GetMemories
+from aionn.service.wire.handles import PoolOnWire, RequestOnWire
+from aionn.service.wire.protocol import Execute, GetMemories
+from aionn.service.wire.repetition import RecallMemories
 from fmq import MessageQueue
 from tests.support.mortal_driver import doubled_model
 
@@ -507,6 +509,37 @@ async def test_client_that_does_not_say_which_memories_it_means_does_not_delay_t
         "not the limit of all executions"
     )
     await burst.aclose()
+    await client.aclose()
+
+
+async def test_client_that_does_not_say_which_memory_it_means_again_does_not_delay_the_end(
+    drained: Draining, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answer = anyio.Event(), anyio.Event()
+
+    async def silent(self: Connection, body: Any, channel: Any) -> Any:
+        if isinstance(body, RecallMemories):
+            asked.set()
+            await answer.wait()
+        raise InvalidArgument("too late")
+
+    monkeypatch.setattr(Connection, "_handle", silent)
+    client = await drained.client()
+    prepared = await client.prepare_model(small.sum_model())
+    request = RequestOnWire.of(small.Sum().request, lambda _: PoolOnWire(None, 0, 5))
+    body = Execute(prepared.handle, request, False, None, None)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_fails, prepared.connection.channel.command, body)
+        with anyio.fail_after(LIMIT_S):
+            await asked.wait()
+            drained.begin()
+            began_s = anyio.current_time()
+            await drained.over.wait()
+            took_s = anyio.current_time() - began_s
+        answer.set()
+    assert drained.drain.state is DrainState.DRAINED and took_s < LIMIT_S / 2, (
+        "not the limit of all executions"
+    )
     await client.aclose()
 
 

@@ -249,13 +249,13 @@ async def test_unknown_identifier_is_asked_for_and_a_wrong_answer_is_refused(ser
     asked.raw.close()
 
 
-def test_forgotten_while_asked_for_is_not_kept() -> None:
+async def test_forgotten_while_asked_for_is_not_kept() -> None:
     remembered = RememberedMemories(Account(Quotas()))
     memories, unknown = remembered.take([PoolOnWire(None, 0, 3), PoolOnWire(None, 9), PoolOnWire(None, 0, 4)])
     assert memories == [None, None, None] and unknown == [3, 4]
-    remembered.forget(3)
-    remembered.learn(unknown, [Memory.create(1), Memory.create(1)])
-    remembered.asked(unknown)
+    with remembered.question(unknown):
+        remembered.forget(3)
+        remembered.learn(unknown, [Memory.create(1), Memory.create(1)])
     assert len(remembered) == 1
     assert remembered.take([PoolOnWire(None, 0, 3)])[1] == [3]
 
