@@ -232,7 +232,7 @@ class RememberedMemories:
                 self._questions.discard(scope)
                 self._asking.difference_update(identifiers)
         if scope.cancelled_caught:
-            raise DeadObject("request: its client does not say which memories it means")
+            raise DeadObject("request: its client does not answer which memories it means")
 
     def end_questions(self, within_s: float) -> None:
         """Has the client answer the present questions within this time."""
