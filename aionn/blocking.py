@@ -142,7 +142,7 @@ class Runtime(_Closing):
         return self._runtime.device(name)
 
     def status(self, name: str) -> DeviceStatus:
-        """Asks a device's driver, and starts it if it does not run."""
+        """Asks a device's driver, and starts it if it does not run. Raises as ``Device.status``."""
         return self._open_loop().call(self._runtime.device(name).status)
 
     def compile(self, model: Model | str | os.PathLike[str], **options: Any) -> Compilation:

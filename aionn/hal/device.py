@@ -512,7 +512,11 @@ class Device(Protocol):
         ...
 
     async def status(self) -> DeviceStatus:
-        """Whether the device can take work now."""
+        """Whether the device can take work now.
+
+        Raises:
+            DeviceUnavailable: It never can; the message has the reason.
+        """
         ...
 
     async def supported_operations(self, model: Model) -> tuple[bool, ...]:

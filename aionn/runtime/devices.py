@@ -127,7 +127,11 @@ class RuntimeDevice(InThisProcess):
         return "\n".join([*self.reservations.lines(), self.dispatcher.explain()])
 
     async def status(self) -> DeviceStatus:
-        """Asks the driver, and starts it if it does not run."""
+        """Asks the driver, and starts it if it does not run. A driver around an engine imports it for the answer.
+
+        Raises:
+            DeviceUnavailable: The device cannot be used; the message has the reason.
+        """
         return await self.hal.status()
 
     def _repr_html_(self) -> str:

@@ -34,6 +34,10 @@ from aionn.reports.terminal import print_line, print_table
 
 __all__ = ["devices", "fleet"]
 
+STATUS_S_MAX = 60.0
+"""The time in which a device gives its status: its process starts, and an engine is imported, which takes seconds on a busy machine
+and may hang, in a library or a driver of the system."""
+
 
 def devices(
     *,
@@ -186,7 +190,11 @@ async def _described(runtime: aionn.Runtime) -> tuple[list[dict[str, Any]], list
     unavailable = [{"name": u.name, "reason": u.reason} for u in runtime.unavailable]
     for device in runtime.devices:
         try:
-            status = (await device.status()).name.lower()
+            with anyio.fail_after(STATUS_S_MAX):
+                status = (await device.status()).name.lower()
+        except TimeoutError:
+            unavailable.append({"name": device.name, "reason": f"no answer within {STATUS_S_MAX:g} s"})
+            continue
         except Error as e:
             unavailable.append({"name": device.name, "reason": str(e)})
             continue

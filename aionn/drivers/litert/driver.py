@@ -102,6 +102,10 @@ class LitertDevice(EngineDevice):
         super().__init__(info_for(name), THREADS_VARIABLE)
         self.is_native = is_native_on()
 
+    def load_engine(self) -> None:
+        """See the base class."""
+        from aionn.drivers.litert import engine as engine
+
     def lower(self, model: Model) -> Lowered:
         from aionn.drivers.litert import lowering
 

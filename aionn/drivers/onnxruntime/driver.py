@@ -111,6 +111,10 @@ class OrtDevice(OnnxDevice):
         self.provider: Provider = provider_named(driver)
         self.dialect = _ON_CPU if self.provider.is_cpu else _ELSEWHERE
 
+    def load_engine(self) -> None:
+        """See the base class."""
+        from aionn.drivers.onnxruntime import engine as engine
+
     def is_accepted(self, lowered: Lowered) -> bool:
         """See the base class. Other providers take a kind of node with some attributes and not with others."""
         return not lowered.file or (self.provider.is_cpu and super().is_accepted(lowered))

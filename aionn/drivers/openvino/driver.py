@@ -172,6 +172,10 @@ class OpenvinoDevice(OnnxDevice):
         info = info_for(name, driver)
         super().__init__(described_info(name, self.description) if info is None else info, THREADS_VARIABLE)
 
+    def load_engine(self) -> None:
+        """See the base class. OpenVINO loads its plugin for the device to describe it."""
+        assert self.description is not None
+
     @property
     def description(self) -> Description:
         """OpenVINO's description of the device, which it is asked for once."""

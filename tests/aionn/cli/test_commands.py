@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
-from aionn.cli.commands import app
+from aionn.cli.commands import app, devices
 from aionn.cli.commands.bench import _opened_drivers
 from aionn.cli.commands.run import _quantiles_text, _spread
 from aionn.cli.commands.stress import _usable_devices
@@ -67,6 +69,20 @@ def answered(aionn_here: Command, request: pytest.FixtureRequest) -> Callable[..
         return json.loads(line)
 
     return run if request.param == "here" else answer
+
+
+async def test_device_that_does_not_answer_is_listed_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        name = "silent"
+
+        async def status(self) -> None:
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr(devices, "STATUS_S_MAX", 0.01)
+    runtime: Any = SimpleNamespace(devices=[Silent()], unavailable=[])
+    with anyio.fail_after(RUN_S_MAX):
+        found = await devices._described(runtime)
+    assert found == ([], [{"name": "silent", "reason": "no answer within 0.01 s"}])
 
 
 @pytest.mark.forked("any")

@@ -38,6 +38,7 @@ from aionn.errors import (
 from aionn.hal import (
     Capabilities,
     DeviceInfo,
+    DeviceStatus,
     ExecutionPreference,
     Model,
     OperandPerformance,
@@ -118,7 +119,7 @@ class StoppableSlot(Slot, Protocol):
 
 
 class EngineDevice(BlockingDevice):
-    """A device around an engine. Implement ``lower``, ``check``, ``make`` and ``load``.
+    """A device around an engine. Implement ``load_engine``, ``lower``, ``check``, ``make`` and ``load``.
 
     Args:
         info: The description that never changes for a build of the driver.
@@ -137,6 +138,27 @@ class EngineDevice(BlockingDevice):
         self._found: tuple[Model, LoweredModel] | None = None
         self._asked: Asked | None = None
         self._end_of_asked: Callable[[], None] = lambda: None
+        self._has_engine = False
+
+    async def status(self) -> DeviceStatus:
+        """See ``Device``. Until the engine has taken a model, the answer waits for its import.
+
+        Raises:
+            DeviceUnavailable: The engine cannot be imported, or does not work; the message has the reason.
+        """
+        if not self._has_engine:
+            await self._in_pieces(Priority.MEDIUM, None, self.load_engine)
+            self._has_engine = True
+        return await super().status()
+
+    @abc.abstractmethod
+    def load_engine(self) -> None:
+        """Imports the engine, and asks it for no more than what shows that it works. May be called again.
+
+        Raises:
+            ImportError: It cannot be imported.
+            DeviceUnavailable: It does not work.
+        """
 
     async def _in_pieces(self, priority: Priority, deadline_ns: int | None, call: Callable[[], _T]) -> _T:
         """See the base class. The engine is imported with the first model."""
@@ -250,6 +272,8 @@ class EngineDevice(BlockingDevice):
     def keep_lowered(self, model: Model, lowered: LoweredModel) -> None:
         """A preparation asks whether the model is supported, and then for the model, often after a question: it is lowered once."""
         self._found = model, lowered
+        # A compilation follows, which may take a minute, and the status would wait for its end.
+        self._has_engine = self._has_engine or bool(lowered.file)
 
     def prepare(
         self, model: Model, *, preference: ExecutionPreference, priority: Priority, deadline_ns: int | None

@@ -58,7 +58,8 @@ class Compiled(abc.ABC):
 
 
 class OnnxDevice(EngineDevice):
-    """A device around an engine that reads ONNX models. Implement ``check_new``, ``compile`` and ``load_compiled``.
+    """A device around an engine that reads ONNX models. Implement ``load_engine``, ``check_new``, ``compile`` and
+    ``load_compiled``.
 
     Args:
         info: The description that never changes for a build of the driver.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import msgspec
 import numpy as np
 import pytest
@@ -26,9 +30,20 @@ from aionn.drivers.kit.onnx import device as onnx_device
 from aionn.drivers.kit.onnx.device import OnnxDevice
 from aionn.drivers.onnxruntime import providers
 from aionn.errors import DeviceUnavailable, GeneralFailure
-from aionn.hal import CacheFiles, FusedActivation, Memory, Model, OperandType, OperationType, Priority
+from aionn.hal import (
+    CacheFiles,
+    DeviceStatus,
+    FusedActivation,
+    Memory,
+    Model,
+    OperandType,
+    OperationType,
+    Priority,
+)
 from aionn.interpreter import Interpreter, RunControl
 from aionn.models.builder import GraphBuilder
+
+WAIT_S = 60.0
 
 HYPERBOLIC_TANGENT = 4
 """The HAL's number of the activation of recurrent layers."""
@@ -109,6 +124,63 @@ async def test_engine_that_cannot_be_imported_makes_the_device_unavailable_when_
             await device.prepare_model(small.sum_model())
     async with aionn.open(drivers=[engine.device, "reference"], isolation="in_process") as runtime:
         assert (await runtime.compile(small.sum_model())).devices == ("reference",)
+
+
+async def test_engine_that_cannot_be_imported_is_reported_by_the_status(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine.make() as device:
+        with monkeypatch.context() as broken:
+            broken.delattr(f"{engine.folder}.engine", raising=False)
+            broken.setitem(sys.modules, f"{engine.folder}.engine", None)
+            for _ in range(2):
+                with pytest.raises(
+                    DeviceUnavailable,
+                    match=f"{engine.device}: its engine is installed and cannot be imported",
+                ):
+                    await device.status()
+        importlib.import_module(f"{engine.folder}.engine")
+        assert await device.status() == DeviceStatus.AVAILABLE
+
+
+async def test_status_does_not_wait_for_a_compilation(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, small: Any
+) -> None:
+    compiles, may_end = threading.Event(), threading.Event()
+    async with engine.make() as device:
+        make = device.make
+
+        def slow(*arguments: Any) -> Any:
+            compiles.set()
+            assert may_end.wait(WAIT_S)
+            return make(*arguments)
+
+        monkeypatch.setattr(device, "make", slow)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(device.prepare_model, small.sum_model())
+            try:
+                assert await anyio.to_thread.run_sync(compiles.wait, WAIT_S)
+                with anyio.fail_after(WAIT_S):
+                    assert await device.status() == DeviceStatus.AVAILABLE
+            finally:
+                may_end.set()
+
+
+@pytest.mark.thorough
+def test_command_lists_an_engine_that_cannot_be_imported_as_unavailable(engine: Any, tmp_path: Path) -> None:
+    package = engine.module.partition(".")[0]
+    (tmp_path / f"{package}.py").write_text(
+        "raise ImportError('libneeded.so.1: cannot open shared object file')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.getcwd()))}
+    command = [sys.executable, "-m", "aionn", "devices", "--json"]
+    finished = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    report = json.loads(finished.stdout)
+    assert engine.device not in [one["name"] for one in (*report["devices"], *report["on_request"])]
+    (reason,) = [one["reason"] for one in report["unavailable"] if one["name"] == engine.device]
+    assert "its engine is installed and cannot be imported: libneeded.so.1" in reason
 
 
 @pytest.mark.sampled(3)

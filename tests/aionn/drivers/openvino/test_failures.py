@@ -15,7 +15,7 @@ import pytest
 
 from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.openvino.driver import OpenvinoDevice
-from aionn.errors import GeneralFailure, ResourceExhausted
+from aionn.errors import DeviceUnavailable, GeneralFailure, ResourceExhausted
 from aionn.hal import Model, OperandType, OperationType, Priority
 from aionn.models.builder import GraphBuilder
 
@@ -115,6 +115,20 @@ async def test_request_that_is_not_made_is_a_failure_whose_text_is_logged(
             await device.prepare_model(sines())
     assert "/home/a/b.cpp" not in str(raised.value)
     assert "/home/a/b.cpp" in caplog.text
+
+
+async def test_plugin_that_cannot_be_loaded_is_reported_by_the_status(failing: Any) -> None:
+    # A library that it needs is missing, for example.
+    async with OpenvinoDevice() as device:
+        failing(
+            "get_property",
+            RuntimeError("Cannot load library 'libopenvino_intel_cpu_plugin.so': libtbb.so.12"),
+        )
+        for _ in range(2):
+            with pytest.raises(
+                DeviceUnavailable, match=r"CPU: OpenVINO cannot describe it: .*libtbb\.so\.12"
+            ):
+                await device.status()
 
 
 @pytest.mark.parametrize("call", ["export_model", "import_model"])
