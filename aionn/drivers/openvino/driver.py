@@ -68,7 +68,7 @@ figure of their own take the larger one, and energy follows time. GPUs and NPUs 
 INFO = DeviceInfo(
     name=CPU,
     type=DeviceType.CPU,
-    version="9",
+    version="10",
     feature_level=FeatureLevel.LEVEL_7,
     capabilities=measured_capabilities(FLOAT_TIME, SIGNED_TIME),
     cache_files=CacheFileCounts(1, 1),
@@ -148,7 +148,7 @@ class OpenvinoDevice(OnnxDevice):
     # transposed ones of 8-bit numbers lose the layer behind them. Readers of a Concat of vectors write over them. The kernel for
     # products has one product for each lane of a vector, and multiplies these in the end; those that compare, sort, reduce and
     # clamp make integers floats. Its passes make one constant of two, and of quantised sums they lose one of two. A Reshape and a
-    # Transpose of one value lose each other's memory.
+    # Transpose of one value lose each other's memory, and one of a reduced value is lost itself.
     dialect = Dialect(
         has_wide_numbers=False,
         reports_indexes=False,
@@ -163,6 +163,7 @@ class OpenvinoDevice(OnnxDevice):
         has_products_in_turn=False,
         has_separate_constants=False,
         has_views_beside_transposes=False,
+        has_moved_reductions=False,
         gap_of=gap_of,
     )
 

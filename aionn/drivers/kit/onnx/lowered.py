@@ -49,6 +49,7 @@ class Dialect(msgspec.Struct, frozen=True):
             end, may be an infinity and a zero although the product of all is neither.
         has_separate_constants: Whether two operations with constants, one behind the other, are not computed as one.
         has_views_beside_transposes: Whether a value that is computed may have a Transpose and a Reshape among its readers.
+        has_moved_reductions: Whether a reduction may drop axes although a Reshape or Transpose behind it moves extents of 1.
         has_bitwise: Whether there is a kernel for BitwiseXor; a table takes its place otherwise.
         takes_weights: Whether large constants may be beside the file, in memory of a client that is sealed against writing.
         gap_of: Given an operator of the extension, its record, and a function that returns the array of a constant input by its
@@ -68,6 +69,7 @@ class Dialect(msgspec.Struct, frozen=True):
     has_products_in_turn: bool = True
     has_separate_constants: bool = True
     has_views_beside_transposes: bool = True
+    has_moved_reductions: bool = True
     has_bitwise: bool = True
     takes_weights: bool = False
     gap_of: Callable[[str, Record, Callable[[int], Array | None]], str | None] = _no_gap

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from aionn.drivers.kit.onnx.graph import Graph
+from aionn.models.onnx.encoding import attribute
 from aionn.models.onnx.schema import NodeProto
 
 __all__ = ["keep_apart"]
@@ -19,8 +20,13 @@ _VIEWS = frozenset(("Flatten", "Reshape", "Squeeze", "Unsqueeze"))
 
 
 def keep_apart(g: Graph) -> None:
-    """Writes copies of floats where neighbours must be kept apart. After all nodes were written."""
-    if g.dialect.has_separate_constants and g.dialect.has_views_beside_transposes:
+    """Writes nodes between neighbours that must be kept apart. After all nodes were written."""
+    dialect = g.dialect
+    if (
+        dialect.has_separate_constants
+        and dialect.has_views_beside_transposes
+        and dialect.has_moved_reductions
+    ):
         return
     nodes, g.nodes = g.nodes, []
     writers: dict[str, NodeProto] = {}
@@ -32,7 +38,11 @@ def keep_apart(g: Graph) -> None:
                 g.operation_index = int(node.name[1:].partition(".")[0])
                 inputs[place] = _copied(g, name)
         kept = msgspec.structs.replace(node, inputs=tuple(inputs))
-        g.nodes.append(kept)
+        # For all readers: an engine removes nodes that change nothing, and then considers the next ones.
+        if not dialect.has_moved_reductions and _drops_axes(g, kept):
+            _write_in_two(g, kept)
+        else:
+            g.nodes.append(kept)
         writers.update(dict.fromkeys(node.outputs, kept))
 
 
@@ -51,6 +61,25 @@ def _is_spoilt(g: Graph, node: NodeProto, name: str, writer: NodeProto | None, t
 
 def _has_constant(g: Graph, node: NodeProto) -> bool:
     return any(name in g.initializers for name in node.inputs)
+
+
+def _drops_axes(g: Graph, node: NodeProto) -> bool:
+    """Whether it reduces along some axes, which its result does not have."""
+    if not node.op_type.startswith("Reduce") or len(node.inputs) < 2 or node.inputs[1] not in g.initializers:
+        return False
+    return any(one.name == "keepdims" and one.value == 0 for one in node.attributes)
+
+
+def _write_in_two(g: Graph, node: NodeProto) -> None:
+    """Writes a reduction that keeps its axes, and a Squeeze of these: the same numbers."""
+    others = [one for one in node.attributes if one.name != "keepdims"]
+    whole = f"{node.outputs[0]}.whole"
+    g.nodes.append(
+        msgspec.structs.replace(node, outputs=(whole,), attributes=(*others, attribute("keepdims", 1)))
+    )
+    g.types[whole] = g.types[node.outputs[0]]
+    g.operation_index = int(node.name[1:].partition(".")[0])
+    g.emit_to(node.outputs[0], "Squeeze", [whole, node.inputs[1]])
 
 
 def _copied(g: Graph, name: str) -> str:
