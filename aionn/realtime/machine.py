@@ -9,7 +9,7 @@ from importlib import metadata
 
 from aionn.realtime.checks import DAMON, DAMON_RECLAIM, IDLE_STATES_MAX, KDAMONDS_MAX, SCHEMES_MAX, Machine
 from aionn.realtime.permission import CAP_IPC_LOCK, Permission, ask, host_here
-from aionn.realtime.reading import TEXT_BYTES_MAX, read_text
+from aionn.realtime.reading import TEXT_BYTES_MAX, read_text, soft_limit
 from aionn.realtime.threads.kernel import failed
 from aionn.realtime.threads.slices import read_attributes
 
@@ -66,11 +66,7 @@ def read_machine(permission: Permission | None = None) -> Machine:
             paths += [f"{kdamond}/state", *schemes]
     texts = {path: text for path in paths if (text := read_text(path))}
     texts["kernel config"] = _kernel_config()
-    soft: int | None
-    try:
-        soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    except OSError:
-        soft = None  # A sandbox refuses to read it.
+    soft = soft_limit(resource.RLIMIT_MEMLOCK)
     return Machine(
         texts,
         processors[:PROCESSORS_MAX],

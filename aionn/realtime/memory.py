@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from aionn.realtime.reading import read_text
+from aionn.realtime.reading import read_text, soft_limit
 
 __all__ = ["LockedRow", "PageFaults", "PageLocks"]
 
@@ -141,7 +141,9 @@ class PageLocks:
             is_touched = _touch(begin, length, keep_alive)
             locked = _locked_bytes()
             number = 0 if _libc.mlock(begin, length) == 0 else ctypes.get_errno()
-            reason = explain_refusal(number, _limit_bytes(), locked, length) if number else ""
+            reason = (
+                explain_refusal(number, soft_limit(resource.RLIMIT_MEMLOCK), locked, length) if number else ""
+            )
             row = LockedRow(name, length, is_touched, not number, reason)
             self._rows[begin, length] = row, keep_alive
             return row
@@ -165,7 +167,7 @@ class PageLocks:
         with self._lock:
             if self._is_everything:
                 return ""
-            soft = _limit_bytes()
+            soft = soft_limit(resource.RLIMIT_MEMLOCK)
             if soft is None:
                 return "RLIMIT_MEMLOCK cannot be read"
             if soft != resource.RLIM_INFINITY and not _may_lock():
@@ -231,14 +233,6 @@ def _may_lock() -> bool:
         if line.startswith("CapEff:"):
             return bool(int(line.partition(":")[2], 16) >> 14 & 1)
     return os.geteuid() == 0
-
-
-def _limit_bytes() -> int | None:
-    """RLIMIT_MEMLOCK, soft; None where a sandbox refuses to read it."""
-    try:
-        return resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    except OSError:
-        return None
 
 
 def _locked_bytes() -> int:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 import msgspec
 
 from aionn.realtime.priorities import NICE_BY_CLASS, Priorities, SchedulingClass, priorities_within
-from aionn.realtime.reading import read_text
+from aionn.realtime.reading import read_text, soft_limit
 from aionn.realtime.realtimekit import Offer, Unavailable, ask_realtimekit, make_realtime
 from aionn.realtime.remedies import Cause, Host, host_of, remedy
 
@@ -377,12 +377,9 @@ def _attempt(call: Callable[[], None]) -> int:
 
 
 def _limit(kind: int, most: int) -> int | None:
-    """A soft limit; None if a sandbox refuses to read it."""
-    try:
-        soft, _ = resource.getrlimit(kind)
-    except OSError:
-        return None
-    return most if soft == resource.RLIM_INFINITY else min(soft, most)
+    """A soft limit, at most ``most``; None if a sandbox refuses to read it."""
+    soft = soft_limit(kind)
+    return None if soft is None else most if soft == resource.RLIM_INFINITY else min(soft, most)
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -1,10 +1,11 @@
-"""Bounded reading of the files under /proc and /sys."""
+"""Bounded reading of the files under /proc and /sys, and of limits."""
 
 from __future__ import annotations
 
 import os
+import resource
 
-__all__ = ["TEXT_BYTES_MAX", "read_text"]
+__all__ = ["TEXT_BYTES_MAX", "read_text", "soft_limit"]
 
 TEXT_BYTES_MAX = 1 << 18
 """Bytes read of one file: in the largest, /proc/mounts of a machine with thousands of containers, the needed lines are early."""
@@ -28,3 +29,11 @@ def read_text(path: str) -> str:
     finally:
         os.close(fd)
     return b"".join(parts).decode(errors="replace")
+
+
+def soft_limit(kind: int) -> int | None:
+    """A soft limit of this process, ``resource.RLIM_INFINITY`` for none; None where a sandbox refuses to read it."""
+    try:
+        return resource.getrlimit(kind)[0]
+    except OSError:
+        return None

@@ -70,15 +70,15 @@ WAITING_MAX = 512
 LOOKS_MAX = 1000
 """Turns for which a connection that ends waits until those are closed."""
 
+LOOK_S = 1e-3
+"""Interval between two of them."""
+
 ROOM_LOOK_S = 1e-3
 """Interval between two looks whether descriptors are closed: a flood of descriptors alone is waited for."""
 
 REJECTED_NS = 5_000_000_000
 """Time for which a process is suspect after its descriptors were in the way of others, or were strange sockets: it may send such a
 message again immediately."""
-
-LOOK_S = 1e-3
-"""Interval between two of them."""
 
 UNREAD_MAX = 1 << 16
 """Messages that are taken from a socket that is shut down: more than its buffer holds."""

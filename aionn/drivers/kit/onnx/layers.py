@@ -324,7 +324,7 @@ def instance_normalization(g: Graph, op: Operation) -> None:
     data, output = image(g, g.input(op, 0), is_nchw), g.output(op)
     depth = data.shape[3]
     if data.shape[1] * data.shape[2] == 1 and epsilon > 0:
-        # Each element is its own mean, and has no variance: CUDA's kernel of several images divides by one element less, by zero.
+        # Each element is its own mean, and has no variance. ONNX Runtime's CUDA kernel gives NaN for several such images.
         name = g.name(data, NCHW)
         result = g.emit("Add", [g.emit("Sub", [name, name]), g.constant(beta, "float32")])
         set_image(g, output, result, is_nchw)
