@@ -33,7 +33,9 @@ from aionn.hal import OperandType, OperationType, Padding
 __all__ = ["SIGNATURES"]
 
 _UP_TO_4 = (1, 2, 3, 4)
-_SIGNED_RESIZE_MAX = 32
+_SIGNED_RESIZE_MAX = 5
+"""Largest extent of a resized image of signed values: the spec's places are off by up to 1/2048 of a pixel more in each row and column,
+and one of 255 levels is left of the tolerance of 2 when both sides have rounded."""
 _PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 
 
@@ -336,7 +338,6 @@ def _resize(*, by_factor: bool, flag_count: int) -> Callable[[Draft], None]:
             draft.scalar_extent(out_width)
             draft.scalar_extent(out_height)
         if draft.type == Q8S and draft.signature.operation == OperationType.RESIZE_BILINEAR:
-            # Coordinates of signed values are counted in steps of 1/1024 pixel, whose errors add up from pixel to pixel.
             for extent in (out_width, out_height):
                 draft.extents.require_at_least(draft.extents.extent(_SIGNED_RESIZE_MAX), extent)
         if flag_count > 0:

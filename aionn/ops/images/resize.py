@@ -233,8 +233,9 @@ OPERATIONS: tuple[OperationContract, ...] = (
             2: scalar output height, same type. 3: optional BOOL, NCHW layout. 4: optional BOOL, align corners.
             5: optional BOOL, half-pixel centres; not together with 4.
         Outputs: 0: tensor of input 0's type and layout.
-        Quantisation: output as input 0. Signed values: weights in units of 1/1024, result rounded half away from zero.
-            Unsigned values: weights in float32, result truncated. The two differ in the spec's kernels.
+        Quantisation: output as input 0. Signed values: scale and weights in units of 1/1024, result rounded half away from zero.
+            Unsigned values: weights in float32, result truncated. The two differ in the spec's kernels: the rounding of the scale
+            adds up from pixel to pixel, to an eighth of a pixel from 33 to 257.
         Types: TENSOR_FLOAT32 from level 1; TENSOR_FLOAT16, TENSOR_QUANT8_ASYMM from 3; TENSOR_QUANT8_ASYMM_SIGNED from 4.
             Factors and input 3 from level 3, inputs 4 and 5 from level 4.
         Stricter: a known wrong rank, an output of another quantisation and illegal constants are refused with the model, not
