@@ -77,6 +77,12 @@ KERNEL_TYPES = {
 }
 """Types of file systems without files of users: those of the kernel's tables and devices."""
 
+TRIES_MAX = 1000
+"""Tries to close where no memory is left for it: a shortage that lasts for longer ends the process before."""
+
+TRY_S = 0.01
+"""Pause between two of them."""
+
 _libc = ctypes.PyDLL(None)
 """Functions of C that keep the interpreter's lock: for calls that never wait in the kernel."""
 
@@ -171,7 +177,7 @@ class _Job:
         used_ns: Processor time that it took elsewhere.
     """
 
-    __slots__ = ("_fds", "_mapping", "_on_closed", "_others", "_used_ns")
+    __slots__ = ("_fds", "_left", "_mapping", "_on_closed", "_others", "_used_ns")
 
     def __init__(
         self,
@@ -181,7 +187,8 @@ class _Job:
         others: _Threads | None,
         used_ns: int = 0,
     ) -> None:
-        self._fds = fds
+        self._fds = sorted(set(fds))
+        self._left: list[int] = []
         self._mapping = mapping
         self._on_closed = on_closed
         self._others = others
@@ -193,19 +200,22 @@ class _Job:
         return len(self._fds)
 
     def do(self) -> None:
+        """Closes. May be called again where no memory was left for it: what is closed is not closed again."""
         began_ns = time.thread_time_ns()
-        left = [] if self._others is None else [fd for fd in self._fds if _seals_of(fd) is None]
-        if not left and self._mapping is not None:
+        if self._others is not None and not self._left:
+            left = [fd for fd in self._fds if _seals_of(fd) is None]
+            self._fds, self._left = sorted(set(self._fds).difference(left)), left
+        if not self._left and self._mapping is not None:
             self._release_mapping()
-        ours = sorted(set(self._fds).difference(left))
         # Other closings may take as long as another process likes: they never have a turn.
-        with memory_turn() if ours and self._others is not None else contextlib.nullcontext():
-            _close_ranges(ours)
-        used_ns = self._used_ns + time.thread_time_ns() - began_ns
-        if left and self._others is not None:
-            self._others.put(_Job(left, self._mapping, self._on_closed, None, used_ns))
+        with memory_turn() if self._fds and self._others is not None else contextlib.nullcontext():
+            _close_ranges(self._fds)
+        self._used_ns += time.thread_time_ns() - began_ns
+        if self._left and self._others is not None:
+            self._others.put(_Job(self._left, self._mapping, self._on_closed, None, self._used_ns))
         else:
-            self._on_closed(used_ns)
+            on_closed, self._on_closed = self._on_closed, _nothing  # Called once, also where it fails.
+            on_closed(self._used_ns)
 
     def _release_mapping(self) -> None:
         for _ in range(_RELEASES_MAX):
@@ -216,13 +226,15 @@ class _Job:
 
 
 def _close_ranges(ordered: list[int]) -> None:
+    """Closes, and removes from the list what is closed."""
     # Each call releases the interpreter's lock, for which another thread may let it wait. Descriptors of one message are neighbours
     # as a rule.
-    begin = 0
-    for end in range(1, len(ordered) + 1):
-        if end == len(ordered) or ordered[end] != ordered[end - 1] + 1:
-            os.closerange(ordered[begin], ordered[end - 1] + 1)
-            begin = end
+    while ordered:
+        begin = len(ordered) - 1
+        while begin and ordered[begin - 1] == ordered[begin] - 1:
+            begin -= 1
+        os.closerange(ordered[begin], ordered[-1] + 1)
+        del ordered[begin:]
 
 
 class _Threads:
@@ -240,14 +252,14 @@ class _Threads:
             place = self._places.popleft()
             try:
                 _thread.start_new_thread(self._work, (place,))
-            except RuntimeError:  # No thread is left.
+            except (MemoryError, RuntimeError):  # No thread is left.
                 self._work(place)
 
     def _work(self, place: int) -> None:
         while True:
             with contextlib.suppress(IndexError):
                 while True:
-                    self.jobs.popleft().do()
+                    _do(self.jobs.popleft())
             self._places.append(place)
             # Looked at again when the place is free: one that came before that found none.
             if not self.jobs:
@@ -256,6 +268,17 @@ class _Threads:
                 place = self._places.popleft()
             except IndexError:
                 return
+
+
+def _do(job: _Job) -> None:
+    # An error would end the thread, and its place would be lost: all later descriptors would stay open.
+    for _ in range(TRIES_MAX):
+        try:
+            job.do()
+        except MemoryError:
+            time.sleep(TRY_S)
+        else:
+            return
 
 
 _memories = _Threads(1)

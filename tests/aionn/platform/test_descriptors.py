@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import fcntl
 import mmap
@@ -83,10 +84,11 @@ def test_small_sealed_memory_without_locks_is_closed_quickly() -> None:
     fds = [sealed(QUICK_BYTES_MAX)]
     assert is_quick(fds[0])
     fds += [sealed(QUICK_BYTES_MAX + 1), sealed(4096, fcntl.F_SEAL_SHRINK)]
-    fds += [sealed(4096), sealed(4096)]
-    reopened = os.open(f"/proc/self/fd/{fds[3]}", os.O_RDWR)
+    locked = [sealed(4096), sealed(4096)]
+    fds += locked
+    reopened = os.open(f"/proc/self/fd/{locked[0]}", os.O_RDWR)
     lock(reopened, fcntl.F_OFD_SETLK)
-    lock(fds[4], fcntl.F_OFD_SETLK)
+    lock(locked[1], fcntl.F_OFD_SETLK)
     # Pages behind its end.
     behind = os.memfd_create("behind", os.MFD_ALLOW_SEALING)
     assert LIBC.fallocate(behind, 1, ctypes.c_long(0), ctypes.c_long(QUICK_BYTES_MAX + 4096)) == 0
@@ -168,3 +170,32 @@ def test_memory_is_unmapped_by_the_thread_when_it_is_let_go() -> None:
     del array
     assert closed.wait(WAIT_S_MAX)
     assert threads != [threading.get_ident()]
+
+
+def test_closing_that_fails_for_want_of_memory_keeps_no_later_one_open() -> None:
+    """The thread that closes has one place: lost, it would leave all later descriptors open."""
+    failed, closed = threading.Event(), threading.Event()
+
+    def fail(_: int) -> None:
+        failed.set()
+        raise MemoryError
+
+    close_apart([sealed(4096)], fail)
+    assert failed.wait(WAIT_S_MAX)
+    close_apart([sealed(4096)], lambda _: closed.set())
+    assert closed.wait(WAIT_S_MAX)
+
+
+def test_closing_for_which_no_thread_can_be_made_keeps_no_later_one_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(*_: object) -> None:
+        raise MemoryError
+
+    closed = threading.Semaphore(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(_thread, "start_new_thread", start)
+        close_apart([sealed(4096)], lambda _: closed.release())
+    close_apart([sealed(4096)], lambda _: closed.release())
+    assert closed.acquire(timeout=WAIT_S_MAX)
+    assert closed.acquire(timeout=WAIT_S_MAX)
