@@ -82,6 +82,7 @@ class Port:
     Attributes:
         name: The abstract name: identifies the fence in whatever process and through whatever duplicate.
         reads_record: Whether it reads the record. If not, a time is that of looking, and a failure has no text.
+        closing: Closes the number of the importing end; None closes it here.
         handed_out: The number was given to the caller by ``fileno``, so only ``close`` may end it.
     """
 
@@ -92,6 +93,7 @@ class Port:
         "_importing",
         "_sending",
         "_unsent",
+        "closing",
         "handed_out",
         "name",
         "reads_record",
@@ -103,6 +105,7 @@ class Port:
         sending: socket.socket | None,
         name: bytes,
         reads_record: bool = True,
+        closing: Callable[[int], object] | None = None,
     ) -> None:
         self._importing: socket.socket | None = importing
         self._sending = sending
@@ -112,6 +115,7 @@ class Port:
         self.handed_out = False
         self.name = name
         self.reads_record = reads_record
+        self.closing = closing
 
     @property
     def imported(self) -> bool:
@@ -272,7 +276,10 @@ class Port:
         importing, self._importing = self._importing, None
         if importing is not None:
             try:
-                importing.close()
+                if self.closing is None:
+                    importing.close()
+                else:
+                    self.closing(importing.detach())
             except OSError:  # Closed behind our back.
                 pass
 
@@ -315,12 +322,15 @@ def create_port() -> Port:
     return port
 
 
-def import_port(fd: int, *, reads_record: bool = True) -> Port:
+def import_port(
+    fd: int, *, reads_record: bool = True, closing: Callable[[int], object] | None = None
+) -> Port:
     """A port over a duplicate of a descriptor received from elsewhere; ``fd`` stays the caller's.
 
     Args:
         fd: The importing end of a fence.
         reads_record: Whether the record is read; False where other holders of duplicates are not trusted.
+        closing: Called once instead of os.close with the duplicate, by whatever closes the port.
 
     Raises:
         TypeError: ``fd`` is not an int.
@@ -350,7 +360,7 @@ def import_port(fd: int, *, reads_record: bool = True) -> Port:
             raise NotAFenceError(
                 f"descriptor {fd}: expected the socket of a fence, got another socket ({name!r})"
             )
-        return Port(importing, None, name, reads_record)
+        return Port(importing, None, name, reads_record, closing)
     except BaseException:
         importing.close()
         raise

@@ -98,7 +98,14 @@ class SyncFence:
         return fence
 
     @classmethod
-    def from_fd(cls, fd: int, name: str | None = None, *, reads_record: bool = True) -> SyncFence:
+    def from_fd(
+        cls,
+        fd: int,
+        name: str | None = None,
+        *,
+        reads_record: bool = True,
+        closing: Callable[[int], object] | None = None,
+    ) -> SyncFence:
         """A fence over a duplicate of a descriptor that another process exported; ``fd`` stays the caller's.
 
         Args:
@@ -107,19 +114,28 @@ class SyncFence:
             reads_record: Whether its record is read: when it was signalled, or why it has failed. False where another holder of a
                 duplicate is not trusted: it can delay each reader in the kernel (``fences.descriptor``). Then the time is that
                 of looking, and the error of a failure has no text of its cause.
+            closing: Called once, in the place of os.close, with the duplicate's number, in whatever thread closes the fence. For a
+                holder that is not trusted: closing a socket waits where a network socket that lingers was sent into it. None
+                closes it in place.
 
         Raises:
             NotAFenceError: ``fd`` is something else: a file, a directory, an eventfd, another socket.
             OSError: EBADF if ``fd`` is closed, EMFILE if no descriptor is free; nothing is left open.
         """
         fence = SyncFence(name)
-        fence._port = import_port(fd, reads_record=reads_record)
+        fence._port = import_port(fd, reads_record=reads_record, closing=closing)
         fence._poll_descriptor()
         return fence
 
     @classmethod
     def from_state(
-        cls, state: FenceState, fd: int | None, name: str | None = None, *, reads_record: bool = True
+        cls,
+        state: FenceState,
+        fd: int | None,
+        name: str | None = None,
+        *,
+        reads_record: bool = True,
+        closing: Callable[[int], object] | None = None,
     ) -> SyncFence:
         """The other side of :meth:`export`: a fence from a record and, if its status is pending, a descriptor, which the caller
         keeps.
@@ -132,7 +148,7 @@ class SyncFence:
         if outcome is None:
             if fd is None:
                 raise NotAFenceError("fence record: pending, but no descriptor came with it")
-            return cls.from_fd(fd, name, reads_record=reads_record)
+            return cls.from_fd(fd, name, reads_record=reads_record, closing=closing)
         return SyncFence.finished(outcome, name)
 
     # State

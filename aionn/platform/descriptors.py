@@ -5,16 +5,19 @@ Owns the decision, and the threads that close. The decision reads tables of the 
 (FUSE) or a file server answers: such an answer can take as long as that process likes, for fstat(2), read(2) and close(2) alike.
 
 The last closing of a memory frees its pages, 0.6 s for each GiB. That of an inotify instance takes up to 20 ms, and the removal of
-50,000 record locks, which any file can have, 50 ms.
+50,000 record locks, which any file can have, 50 ms. That of a network socket whose owner asked to linger (SO_LINGER) waits for its
+peer, for as long as the owner likes, and so does that of a Unix socket with such a socket in an unread message.
 
 Invariants:
 1. No descriptor of a kind that is not known here is taken for usable, and no file of a mount that this process does not see.
 2. A descriptor is open during its check, so that its mount's number is not given to another mount.
 3. One thread closes memories, and at most ``OTHERS_MAX`` close all else; further descriptors wait, open. A closing that never
    ends keeps no memory open.
-4. ``close_apart`` can be called by a finaliser: it waits for no lock.
+4. No closing waits for the peer of a socket for longer than ``LINGERING_S`` and what a signal takes.
+5. ``close_apart`` can be called by a finaliser: it waits for no lock.
 
-Source: F_GET_SEALS and F_GETLK in fcntl(2); proc_pid_fd(5), proc_pid_fdinfo(5), proc_pid_mountinfo(5); FUSE_FLUSH in fuse(4).
+Source: F_GET_SEALS and F_GETLK in fcntl(2); proc_pid_fd(5), proc_pid_fdinfo(5), proc_pid_mountinfo(5); FUSE_FLUSH in fuse(4);
+SO_LINGER in socket(7); SIGEV_THREAD_ID in timer_create(2).
 """
 
 from __future__ import annotations
@@ -25,11 +28,12 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import signal
 import stat
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from aionn.platform.memory_turns import memory_turn
@@ -50,6 +54,9 @@ __all__ = [
 OTHERS_MAX = 64
 """Threads that close descriptors of other things than memory: some of them may wait for a process that answers late or never, for
 as long as it lives."""
+
+LINGERING_S = 0.005
+"""Time for which a closing may wait for the peer of a socket. All else that is closed here is closed sooner as a rule."""
 
 QUICK_BYTES_MAX = 1 << 20
 """Memory that is freed in place: a fraction of a millisecond."""
@@ -146,14 +153,13 @@ def _look_at_file(fd: int, types: dict[str, str], kinds: Kinds) -> None:
 
 
 def is_quick(fd: int) -> bool:
-    """Whether a usable descriptor is certainly closed in some microseconds: an eventfd, a socket or a small memory, without record
-    locks. A memory stays small only if it is sealed against growing.
+    """Whether a usable descriptor is certainly closed in some microseconds: an eventfd or a small memory, without record locks. A
+    memory stays small only if it is sealed against growing. A socket may have another one in an unread message, as a fence may.
     """
     seals = _seals_of(fd)
     try:
         if seals is None:
-            target = _target(fd)
-            is_small = target == _EVENTFD or target.startswith(_SOCKET)
+            is_small = _target(fd) == _EVENTFD
         else:
             status = os.fstat(fd)
             # Pages beyond the end of the file are not part of its size.
@@ -207,8 +213,13 @@ class _Job:
             self._fds, self._left = sorted(set(self._fds).difference(left)), left
         if not self._left and self._mapping is not None:
             self._release_mapping()
-        # Other closings may take as long as another process likes: they never have a turn.
-        with memory_turn() if self._fds and self._others is not None else contextlib.nullcontext():
+        # Closings of all but memory may take as long as another process likes: they never have a turn.
+        limited: contextlib.AbstractContextManager[None]
+        if self._others is None:
+            limited = _not_lingering()
+        else:
+            limited = memory_turn() if self._fds else contextlib.nullcontext()
+        with limited:
             _close_ranges(self._fds)
         self._used_ns += time.thread_time_ns() - began_ns
         if self._left and self._others is not None:
@@ -235,6 +246,63 @@ def _close_ranges(ordered: list[int]) -> None:
             begin -= 1
         os.closerange(ordered[begin], ordered[-1] + 1)
         del ordered[begin:]
+
+
+class _Expiration(ctypes.Structure):
+    """``struct itimerspec``."""
+
+    _fields_ = [(name, ctypes.c_long) for name in ("interval_s", "interval_ns", "value_s", "value_ns")]
+
+
+class _Event(ctypes.Structure):
+    """``struct sigevent``."""
+
+    _fields_ = [
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("kind", ctypes.c_int),
+        ("thread", ctypes.c_int),
+        ("rest", ctypes.c_char * 44),
+    ]
+
+
+_SIGNAL = signal.SIGRTMAX - 3
+_SIGEV_THREAD_ID = 4
+_DEFAULT = 0
+
+
+def _takes_signal() -> bool:
+    """Has the signal call a function that does nothing, unless this process uses it otherwise; once for the process."""
+    _libc.signal.restype = ctypes.c_void_p
+    _libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
+    # Not by Python: a handler of Python can be set by the main thread alone, and wakes it each time.
+    ours = ctypes.cast(_libc.abs, ctypes.c_void_p).value
+    before = _libc.signal(_SIGNAL, ours)
+    if before not in (None, _DEFAULT, ours):
+        _libc.signal(_SIGNAL, before)
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _not_lingering() -> Iterator[None]:
+    """Has this thread get a signal every ``LINGERING_S``, which ends the kernel's wait for the peer of a socket. Where there is no
+    timer left, it waits.
+    """
+    timer = ctypes.c_void_p()
+    event = _Event(None, _SIGNAL, _SIGEV_THREAD_ID, _thread.get_native_id())
+    is_made = (
+        _takes_signal()
+        and _libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) == 0
+    )
+    try:
+        if is_made:
+            each_ns = int(LINGERING_S * 1e9)
+            _libc.timer_settime(timer, 0, ctypes.byref(_Expiration(0, each_ns, 0, each_ns)), None)
+        yield
+    finally:
+        if is_made:
+            _libc.timer_delete(timer)
 
 
 class _Threads:

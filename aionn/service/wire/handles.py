@@ -33,6 +33,7 @@ from aionn.hal import (
 )
 from aionn.platform.descriptors import QUICK_COUNT_MAX, close_apart, close_memory, is_quick
 from aionn.service.wire.quotas import Account
+from fences import FenceState, FenceStatus, SyncFence
 from fmq.descriptor import FDS_MAX, check_descriptor
 from fmq.region import has_huge_pages
 
@@ -46,6 +47,7 @@ __all__ = [
     "cache_key",
     "close_gently",
     "close_quick",
+    "fence_from_wire",
     "memory_from_wire",
     "memory_on_wire",
 ]
@@ -136,6 +138,40 @@ def memory_from_wire(fd: int, fields: object, *, sealed_only: bool, account: Acc
     if account is None:
         return make()
     return account.receive_until_over(make, DESCRIPTORS_OF_MEMORY, max(0, size_bytes))
+
+
+def fence_from_wire(
+    fd: int | None, state: FenceState, *, sealed_only: bool, account: Account | None = None
+) -> SyncFence:
+    """The fence of a descriptor, which is duplicated.
+
+    Args:
+        fd: The descriptor; None for a fence that has finished.
+        state: The state that came beside it.
+        sealed_only: The peer is not trusted: no record is read, and the fence is closed by a thread, since a network socket in an
+            unread message of it may linger.
+        account: The peer's quota; the fence counts until it is dropped and closed. None counts nothing.
+
+    Raises:
+        NotAFenceError: Descriptor and state do not belong to a fence.
+        OSError: No descriptor is left here.
+        ResourceExhausted: None is left for the peer.
+    """
+
+    def make(over: Callable[[], object] | None = None) -> SyncFence:
+        closing = functools.partial(_close_fence, over) if sealed_only else None
+        return SyncFence.from_state(state, fd, reads_record=not sealed_only, closing=closing)
+
+    if account is None:
+        return make()
+    count = int(fd is not None and state.status == FenceStatus.PENDING.value)
+    if sealed_only and count:
+        return account.receive_until_over(make, count, 0)
+    return account.receive(make, count)
+
+
+def _close_fence(over: Callable[[], object] | None, fd: int) -> None:
+    close_apart([fd], lambda _: None if over is None else over())
 
 
 _MEMORY_FIELDS = tuple[int, str, int, bool, HardwareBufferDesc | None]

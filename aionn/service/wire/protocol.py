@@ -11,7 +11,6 @@ Invariants:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
@@ -38,6 +37,7 @@ from aionn.service.wire.handles import (
     FileHandle,
     QueueHandle,
     RequestOnWire,
+    fence_from_wire,
     memory_from_wire,
     memory_on_wire,
 )
@@ -561,10 +561,8 @@ def _decode(payload: bytes, fds: Sequence[int], sealed_only: bool, account: Acco
                 raise InvalidArgument(f"message: expected at most {FENCES_MAX} fences, got more")
             index, state = value
             fd = None if index is None else take(index)
-            make = functools.partial(
-                SyncFence.from_state, msgspec.convert(state, FenceState), fd, reads_record=not sealed_only
-            )
-            imported.append(receive(make, int(fd is not None)))
+            known = msgspec.convert(state, FenceState)
+            imported.append(fence_from_wire(fd, known, sealed_only=sealed_only, account=account))
             return imported[-1]
         if kind is FileHandle:
             fd = take(value)

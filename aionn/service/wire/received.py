@@ -324,12 +324,17 @@ def _closing(fds: Sequence[int]) -> _Parts:
         yield len(others)
     for fd in sockets:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fd)
+        is_empty = False
         try:
             if _forget_lingering(sock) == socket.AF_UNIX:
                 yield _emptying(sock)
+                is_empty = True
         finally:
             sock.detach()
-        close_gently([fd])
+        if is_empty:
+            os.close(fd)
+        else:
+            close_gently([fd])  # Another holder may have it linger again.
         yield 1
 
 

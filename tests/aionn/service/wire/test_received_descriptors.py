@@ -19,10 +19,17 @@ import pytest
 
 from aionn.errors import DeadObject, Error, GeneralFailure
 from aionn.hal import Memory
-from aionn.platform.descriptors import QUICK_BYTES_MAX, close_apart, waiting_to_be_closed
+from aionn.platform.descriptors import (
+    LINGERING_S,
+    QUICK_BYTES_MAX,
+    QUICK_COUNT_MAX,
+    close_apart,
+    waiting_to_be_closed,
+)
 from aionn.service.wire import load, received
 from aionn.service.wire.calls import REPLY_DESCRIPTORS_MAX
 from aionn.service.wire.channel import Channel
+from aionn.service.wire.handles import fence_from_wire
 from aionn.service.wire.peers import Peers
 from aionn.service.wire.protocol import (
     Done,
@@ -34,8 +41,10 @@ from aionn.service.wire.protocol import (
     decode,
     encode,
 )
+from aionn.service.wire.quotas import Account, Quotas
 from aionn.service.wire.received import (
     DRAINED_WEIGHT,
+    close_charged,
     close_received,
     close_unread,
     drain,
@@ -43,10 +52,19 @@ from aionn.service.wire.received import (
 )
 from aionn.service.wire.repetition import RecallMemories
 from fences import SyncFence
+from fences.descriptor import NAME_PREFIX
+from fences.state import state_of
 
 LINGER_S = 60
 WAITED_S_MAX = 20.0
 """Far below what a closing that waits would take."""
+
+
+def pending_fence() -> tuple[int, socket.socket]:
+    """The importing end of a fence of a peer, for which no other descriptor stands, and the other end."""
+    importing, sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    importing.bind(NAME_PREFIX + b"%d/%s" % (os.getpid(), os.urandom(12).hex().encode()))
+    return importing.detach(), sending
 
 
 class Lingering:
@@ -91,6 +109,43 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         yield ours, theirs
+
+
+async def test_fences_with_lingering_sockets_in_their_packets_keep_nobody_waiting(
+    lingering: Lingering,
+) -> None:
+    peer = Peers().of("process")
+    for count in (1, QUICK_COUNT_MAX + 1):
+        fence, sending = pending_fence()
+        with sending:
+            lingering.send(sending, b"record")
+        fds = [*(os.eventfd(0) for _ in range(count - 1)), fence]
+        peer.held.add(len(fds))
+        began_s = time.monotonic()
+        with anyio.fail_after(LINGER_S / 2):
+            closed = close_charged(fds, peer)
+            assert closed is not None
+            await closed
+        assert time.monotonic() - began_s < WAITED_S_MAX
+        assert peer.held.count == 0
+
+
+async def test_fence_of_a_client_is_closed_without_waiting_for_what_is_in_its_packet(
+    lingering: Lingering,
+) -> None:
+    account = Account(Quotas(descriptors=1))
+    fd, sending = pending_fence()
+    fence = fence_from_wire(fd, state_of(None), sealed_only=True, account=account)
+    os.close(fd)
+    with sending:
+        lingering.send(sending, b"record")
+    assert account.taken("descriptors") == 1
+    began_s = time.monotonic()
+    fence.close()
+    assert time.monotonic() - began_s < WAITED_S_MAX
+    with anyio.fail_after(WAITED_S_MAX):
+        while account.taken("descriptors"):
+            await anyio.sleep(LINGERING_S)
 
 
 async def test_sockets_of_others_are_told_from_fences_and_files(lingering: Lingering) -> None:
