@@ -27,17 +27,15 @@ from aionn.drivers.kit.engines.device import (
     Slot,
     measured_capabilities,
 )
-from aionn.drivers.kit.engines.installed import check_version, is_native_on, version_of
+from aionn.drivers.kit.engines.installed import check_version, version_of
+from aionn.drivers.kit.engines.native import native_call
 from aionn.drivers.kit.gate import GateControl
 from aionn.drivers.litert.expectations import EXPECTED_DIFFERENCES, EXPECTED_FAILURES, UNSUPPORTED
-from aionn.errors import Error, general_failure_of
 from aionn.hal import (
-    NO_TIMING,
     CacheFileCounts,
     CancelCapability,
     DeviceInfo,
     DeviceType,
-    ExecutionResult,
     FeatureLevel,
     GiveNativeCall,
     Model,
@@ -46,7 +44,6 @@ from aionn.hal import (
     Priority,
 )
 from aionn.interpreter import RunControl
-from aionn.realtime import current
 
 if TYPE_CHECKING:
     from aionn.drivers.litert.in_place import InPlaceEngine
@@ -91,16 +88,12 @@ def info_for(name: str) -> DeviceInfo:
 class LitertDevice(EngineDevice):
     """LiteRT on the CPU. Two concurrent executions, each on the number of threads in ``AIONN_LITERT_THREADS`` (1 without).
 
-    Attributes:
-        is_native: Whether bursts call LiteRT without Python (``AIONN_NATIVE``).
-
     Raises:
         DeviceUnavailable: LiteRT is not installed or too old, or a variable makes no sense.
     """
 
     def __init__(self, name: str = INFO.name) -> None:
         super().__init__(info_for(name), THREADS_VARIABLE)
-        self.is_native = is_native_on()
 
     def load_engine(self) -> None:
         """See the base class."""
@@ -185,27 +178,7 @@ class LitertPreparedModel(EnginePreparedModel):
         return self._native_call if self._by_slot else None
 
     def _native_call(self, arguments: Any) -> NativeCall | None:
-        """None where LiteRT does not use every argument in place, and with real time, which gives each execution a class."""
-        engines = self._by_slot
-        if not engines or self._computed is not None or not arguments.is_plain or current() is not None:
-            return None
-        inputs, outputs = arguments.inputs(), arguments.outputs
-        calls = [call for engine in engines if (call := engine.kept_call(inputs, outputs)) is not None]
-        if len(calls) < len(engines):
-            return None
-        return NativeCall(
-            engines[0].run_address,
-            tuple(call.words for call in calls),
-            self.permit(),
-            ExecutionResult(True, tuple(engines[0].shapes), NO_TIMING),
-            self.device.gate.release_native,
-            self._failed,
-            f"{self.device.info.name}, native",
-            (arguments, calls),
-        )
-
-    def _failed(self, status: int) -> Error:
-        return general_failure_of(RuntimeError(f"LiteRT gives status {status}"), self.device.info.name)
+        return native_call(self, self._by_slot, arguments, "LiteRT")
 
     def release(self) -> None:
         self._by_slot = ()

@@ -25,7 +25,7 @@ from aionn.drivers.kit.arguments import Array, OutputArea
 from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
 from aionn.drivers.kit.caching import CacheContents, KeptFile, checked_structure
 from aionn.drivers.kit.engines.asked import KEPT_NS, Asked, asked_about
-from aionn.drivers.kit.engines.installed import thread_count
+from aionn.drivers.kit.engines.installed import is_native_on, thread_count
 from aionn.drivers.kit.engines.support import Unsupported, single_operation_model
 from aionn.errors import (
     DeviceUnavailable,
@@ -125,8 +125,11 @@ class EngineDevice(BlockingDevice):
         info: The description that never changes for a build of the driver.
         threads_variable: Environment variable with the number of threads of an execution.
 
+    Attributes:
+        is_native: Whether bursts may call the engine without Python (``AIONN_NATIVE``).
+
     Raises:
-        DeviceUnavailable: The number of threads makes no sense.
+        DeviceUnavailable: A variable makes no sense.
     """
 
     prepares_beside = True
@@ -135,6 +138,7 @@ class EngineDevice(BlockingDevice):
     def __init__(self, info: DeviceInfo, threads_variable: str) -> None:
         super().__init__(info, memory_bytes_max=MEMORY_BYTES_MAX)
         self.thread_count = thread_count(threads_variable)
+        self.is_native = is_native_on()
         self._found: tuple[Model, LoweredModel] | None = None
         self._asked: Asked | None = None
         self._end_of_asked: Callable[[], None] = lambda: None
@@ -383,6 +387,11 @@ class EnginePreparedModel(BlockingPreparedModel):
             self._computed = [i for i, value in enumerate(lowered.fixed) if value is None]
         # The last one used is taken first: its memory is in the caches.
         self._idle: deque[Slot] = deque(make_slots())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file has all inputs and outputs of the model."""
+        return self._computed is None
 
     def run(
         self, inputs: Sequence[Array | None], outputs: Sequence[OutputArea], control: RunControl

@@ -24,8 +24,8 @@ from aionn.models.tflite import load_tflite
 pytest.importorskip("ai_edge_litert.interpreter", reason="LiteRT is not installed", exc_type=ImportError)
 
 
+from aionn.drivers.kit.engines import native as native_calls
 from aionn.drivers.kit.engines.bound import BOUND_MAX
-from aionn.drivers.litert import driver as litert_driver
 from aionn.drivers.litert.driver import LitertDevice
 from aionn.drivers.litert.in_place import is_known_version
 from tests.aionn.burst.native_device import NativeBurst
@@ -202,7 +202,7 @@ async def test_values_that_are_copied_and_real_time_stay_in_python(
     moved = [at(o, location=at(o.location, offset=location.length + 4032)) for o in request.outputs]
     odd = at(request, inputs=(shifted,), outputs=tuple(moved), pools=(pool,) * len(request.pools))
     assert prepared.native(prepared.bind(odd)) is None, "not aligned"
-    monkeypatch.setattr(litert_driver, "current", object)
+    monkeypatch.setattr(native_calls, "current", object)
     assert prepared.native(arguments) is None, "real time gives each execution a class"
     await prepared.aclose()
 
