@@ -262,7 +262,8 @@ class OpenvinoDevice(OnnxDevice):
         """See the base class. A compilation cannot be stopped."""
         from aionn.drivers.openvino import engine
 
-        return engine.compiled_model(lowered, self.description, self._properties(is_relaxed, priority))
+        properties = self._properties(is_relaxed, priority)
+        return engine.compiled_model(lowered, self.description, properties, is_native=self.is_native)
 
     def load_compiled(
         self,
@@ -276,9 +277,8 @@ class OpenvinoDevice(OnnxDevice):
         """See the base class."""
         from aionn.drivers.openvino import engine
 
-        return engine.loaded_model(
-            file.take(), form, self.description, self._properties(is_relaxed, priority)
-        )
+        properties = self._properties(is_relaxed, priority)
+        return engine.loaded_model(file.take(), form, self.description, properties, is_native=self.is_native)
 
 
 def _has_quantised_values(model: Model) -> bool:

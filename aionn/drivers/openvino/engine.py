@@ -9,6 +9,7 @@ Invariants:
    called for a request that was cancelled. One that is certain to be short is run by ``infer``, which spares a change of threads.
    Python's lock is free while OpenVINO computes.
 3. A ``stop`` is not lost, whether it comes before the request has begun or after; one that is short ends by itself.
+4. A model has calls without Python (``native``) only if it was exported rightly, and if an execution is certain to be short.
 
 Source: OpenVINO's Python API.
 """
@@ -27,15 +28,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from aionn.drivers.kit.arguments import Array, address_of, engine_memory
+from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory
+from aionn.drivers.kit.engines.native import native_call
 from aionn.drivers.kit.engines.support import Unsupported, is_exhausted, short_text
-from aionn.drivers.kit.onnx.device import Compiled, OnnxSlot
+from aionn.drivers.kit.onnx.device import Compiled, OnnxPreparedModel, OnnxSlot
 from aionn.drivers.kit.onnx.lowered import Lowered
 from aionn.drivers.kit.threads.classes import engine_call
 from aionn.drivers.openvino.hardware import saturates
 from aionn.drivers.openvino.memory_files import MemoryFile
+from aionn.drivers.openvino.native import BLOB_BYTES_MAX, KeptCall, NativeModel, native_models
 from aionn.drivers.openvino.terms import Description, terms_of
 from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, ResourceExhausted
+from aionn.hal import NativeCall, OutputShape
 from aionn.realtime import current
 
 
@@ -86,6 +90,13 @@ divided by itself may be less than 1 then (41 is the first), and its floor 0."""
 BRIEF_NS = 500_000
 """An execution that takes less ends about as soon as it could be stopped: a layer of a large network takes as long, and so does the
 way of a cancellation to another thread on a machine that is busy."""
+
+REHEARSALS = 4
+"""Runs of a new model before its calls without Python are made, of which one has to be short. The first one takes up to 60 times as
+long as those that follow: it allocates memory."""
+
+REHEARSAL_MS = 50
+"""The longest time of one of them."""
 
 _BLOB, _ONNX = "blob", "onnx"
 """The forms of a cached file: OpenVINO's exported model, or the lowered one."""
@@ -268,15 +279,37 @@ class CompiledModel(Compiled):
     Args:
         models: Them.
         file: The lowered model where it has operations that OpenVINO does not export rightly; else empty.
+        exported: The exported model and its properties, for calls without Python; None where there are none.
     """
 
-    def __init__(self, models: Sequence[Any], file: bytes) -> None:
+    def __init__(
+        self, models: Sequence[Any], file: bytes, exported: tuple[bytes, Mapping[str, str]] | None = None
+    ) -> None:
         self._models = models
         self._file = file
+        self._exported = exported
 
     def make_slots(self, lowered: Lowered, count: int) -> Sequence[Slot]:
+        """See the base class.
+
+        The compiled models of calls without Python are made here as well. Made when a burst first asks for a call, they would delay
+        its second frame by some tens of milliseconds, also where it is a frame of a reservation, which is never called so.
+        """
+        slots = [Slot(self._models[i % len(self._models)], lowered) for i in range(count)]
+        exported, self._exported = self._exported, None
+        sample = None if exported is None else slots[0].rehearse()
+        if exported is not None and sample is not None:
+            first = slots[0]
+            models = native_models(*exported, first.arguments, first.input_count, sample, count)
+            for slot, model in zip(slots, models, strict=bool(models)):
+                slot.native = model
+        return slots
+
+    def native_call(
+        self, prepared: OnnxPreparedModel, slots: Sequence[Slot], arguments: Any
+    ) -> NativeCall | None:
         """See the base class."""
-        return [Slot(self._models[i % len(self._models)], lowered) for i in range(count)]
+        return native_call(prepared, slots, arguments, "OpenVINO")
 
     def kept(self) -> tuple[str, bytes]:
         """See the base class."""
@@ -286,9 +319,15 @@ class CompiledModel(Compiled):
 
 
 def compiled_model(
-    lowered: Lowered, description: Description, properties: Mapping[str, str]
+    lowered: Lowered, description: Description, properties: Mapping[str, str], *, is_native: bool = False
 ) -> CompiledModel:
     """The compiled model of a lowered one.
+
+    Args:
+        lowered: It.
+        description: The device.
+        properties: See ``properties_for``.
+        is_native: Whether it has calls without Python where that is possible.
 
     Raises:
         Unsupported: OpenVINO rejects it.
@@ -301,23 +340,29 @@ def compiled_model(
         return CompiledModel([first], b"")
     if _is_exported(first):
         try:
-            return _with_others(first, _exported(first), description, properties)
+            return _with_others(first, _exported(first), description, properties, is_native=is_native)
         except (OSError, Unsupported) as e:
             _logger.debug("OpenVINO does not copy a compiled model: %s", e)
     return _compiled_each(lowered.file, description, properties, first)
 
 
 def loaded_model(
-    file: bytes, form: str, description: Description, properties: Mapping[str, str]
+    file: bytes,
+    form: str,
+    description: Description,
+    properties: Mapping[str, str],
+    *,
+    is_native: bool = False,
 ) -> CompiledModel:
-    """The compiled model of what ``CompiledModel.kept`` returned.
+    """The compiled model of what ``CompiledModel.kept`` returned. See ``compiled_model`` for the other arguments.
 
     Raises:
         Unsupported: OpenVINO rejects it.
     """
     if form == _ONNX:
         return _compiled_each(file, description, properties)
-    return _with_others(_imported(file, description.device, properties), file, description, properties)
+    first = _imported(file, description.device, properties)
+    return _with_others(first, file, description, properties, is_native=is_native)
 
 
 def _compiled_each(
@@ -329,11 +374,12 @@ def _compiled_each(
 
 
 def _with_others(
-    first: Any, blob: bytes, description: Description, properties: Mapping[str, str]
+    first: Any, blob: bytes, description: Description, properties: Mapping[str, str], *, is_native: bool
 ) -> CompiledModel:
     others = terms_of(description).model_count - 1
     imported = [_imported(blob, description.device, properties) for _ in range(others)]
-    return CompiledModel([first, *imported], b"")
+    may_call = is_native and description.kind == "CPU" and len(blob) <= BLOB_BYTES_MAX
+    return CompiledModel([first, *imported], b"", (blob, properties) if may_call else None)
 
 
 class Slot(OnnxSlot):
@@ -343,9 +389,14 @@ class Slot(OnnxSlot):
         compiled: OpenVINO's compiled model.
         lowered: The model.
 
+    Attributes:
+        native: The compiled model for calls without Python; None where there are none.
+
     Raises:
         Error: OpenVINO makes no request.
     """
+
+    native: NativeModel | None = None
 
     def __init__(self, compiled: Any, lowered: Lowered) -> None:
         super().__init__(lowered)
@@ -400,6 +451,55 @@ class Slot(OnnxSlot):
             raise _failure("execution", e) from e
         if self._check is not None and self._check[0]:
             raise InvalidArgument("execution: an index is out of range")
+
+    def rehearse(self) -> list[Array] | None:
+        """Runs some times on memory of its own, before any other run.
+
+        Returns:
+            The inputs, which are ones, and the outputs, if the next run is certain to be short; None if it is not, or if it cannot
+            be a call without Python.
+        """
+        arguments = self.arguments
+        if not self._may_infer or self._check is not None or any(a.shape is None for a in arguments):
+            return None
+        request = self._request
+        try:
+            arrays = [engine_memory(argument.dtype, argument.shape or ()) for argument in arguments]
+            for value in arrays[: self.input_count]:
+                value.fill(1)  # A legal divisor.
+            self._use(self.bind_arrays(arrays))
+            for _ in range(REHEARSALS):
+                started_ns = time.monotonic_ns()
+                request.start_async()
+                if not request.wait_for(REHEARSAL_MS):
+                    request.cancel()
+                    request.wait()
+                    break
+                if time.monotonic_ns() - started_ns < BRIEF_NS:
+                    self.is_brief = True
+                    break
+        except _FAILURES as e:
+            _logger.debug("OpenVINO fails at the rehearsal of a model: %s", short_text(e))
+        self._set = []  # Its memory ends here.
+        return arrays if self.is_brief else None
+
+    @property
+    def run_address(self) -> int:
+        """See ``NativeSlot``."""
+        assert self.native is not None, "it has given calls"
+        return self.native.run_address
+
+    @property
+    def shapes(self) -> Sequence[OutputShape]:
+        """See ``NativeSlot``."""
+        return self._shapes
+
+    def kept_call(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> KeptCall | None:
+        """See ``NativeSlot``. Its tensors are not those of ``run``, which are dropped when many sets of arguments have come."""
+        if self.native is None:
+            return None
+        arrays = self._bound.in_place(inputs, areas)
+        return None if arrays is None else self.native.kept_call(arrays)
 
     def open_output(self, arguments: list[Any], index: int) -> Array:
         """See the base class."""

@@ -13,12 +13,18 @@ from typing import Any, cast
 import msgspec
 
 from aionn.drivers.kit.caching import KeptFile
-from aionn.drivers.kit.engines.device import EngineDevice, Kept, LoweredModel, StoppablePreparedModel
+from aionn.drivers.kit.engines.device import (
+    EngineDevice,
+    Kept,
+    LoweredModel,
+    StoppablePreparedModel,
+    StoppableSlot,
+)
 from aionn.drivers.kit.engines.installed import processor_digest
 from aionn.drivers.kit.engines.slot import BoundSlot
 from aionn.drivers.kit.onnx.lowered import FULL, Argument, Dialect, Lowered
 from aionn.errors import GeneralFailure
-from aionn.hal import DeviceInfo, Model, Priority
+from aionn.hal import DeviceInfo, GiveNativeCall, Model, NativeCall, Priority
 
 __all__ = ["Compiled", "OnnxDevice", "OnnxPreparedModel", "OnnxSlot"]
 
@@ -55,6 +61,18 @@ class Compiled(abc.ABC):
             OSError: The engine cannot write it.
             Unsupported: The same.
         """
+
+    def native_call(
+        self, prepared: OnnxPreparedModel, slots: Sequence[Any], arguments: Any
+    ) -> NativeCall | None:
+        """The call of a C function for arguments that ``execute_bound`` has executed; None where there is none.
+
+        Args:
+            prepared: The prepared model.
+            slots: What ``make_slots`` made.
+            arguments: The result of ``bind``.
+        """
+        return None
 
 
 class OnnxDevice(EngineDevice):
@@ -216,6 +234,17 @@ class OnnxPreparedModel(StoppablePreparedModel):
         kept = msgspec.structs.replace(lowered, file=b"", weights=())
         super().__init__(device, model, priority, kept, make)
         self.compiled = compiled
+        # By the device's slots; empty where bursts always call the engine by Python.
+        self._by_slot: Sequence[StoppableSlot] = tuple(self._idle) if device.is_native else ()
+
+    @property
+    def native(self) -> GiveNativeCall | None:  # type: ignore[override]
+        """See ``PreparedModel``: calls of the engine's own function."""
+        return self._native_call if self._by_slot else None
+
+    def _native_call(self, arguments: Any) -> NativeCall | None:
+        compiled, slots = self.compiled, self._by_slot
+        return None if compiled is None else compiled.native_call(self, slots, arguments)
 
     def kept_details(self) -> tuple[msgspec.Struct, bytes]:
         """See the base class."""
@@ -228,3 +257,4 @@ class OnnxPreparedModel(StoppablePreparedModel):
         """See the base class."""
         super().release()
         self.compiled = None
+        self._by_slot = ()
