@@ -473,7 +473,8 @@ class Slot(OnnxSlot):
                 request.start_async()
                 if not request.wait_for(REHEARSAL_MS):
                     request.cancel()
-                    request.wait()
+                    with contextlib.suppress(RuntimeError):  # It was cancelled.
+                        request.wait()
                     break
                 if time.monotonic_ns() - started_ns < BRIEF_NS:
                     self.is_brief = True

@@ -85,8 +85,6 @@ class _Library:
     """The shared library and its core, of which a process has one."""
 
     def __init__(self) -> None:
-        if not is_known_version():
-            raise Unsupported("OpenVINO's C interface is not known in this version")
         spec = importlib.util.find_spec("openvino")
         assert spec is not None and spec.origin is not None, "it was imported"
         # The end of its name has the version.
@@ -263,6 +261,8 @@ def native_models(
         An empty sequence where the C interface cannot be used; the log has the reason.
     """
     try:
+        if not is_known_version():
+            raise Unsupported("the C interface of this version is not known")
         models = [NativeModel(blob, properties, arguments, input_count) for _ in range(count)]
         for model in models:
             outputs = [engine_memory(a.dtype, a.shape or ()) for a in arguments[input_count:]]
