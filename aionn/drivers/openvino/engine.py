@@ -297,9 +297,8 @@ class CompiledModel(Compiled):
         """
         slots = [Slot(self._models[i % len(self._models)], lowered) for i in range(count)]
         exported, self._exported = self._exported, None
-        sample = None if exported is None else slots[0].rehearse()
-        if exported is not None and sample is not None:
-            first = slots[0]
+        first = slots[0]
+        if exported is not None and lowered.is_whole and (sample := first.rehearse()) is not None:
             models = native_models(*exported, first.arguments, first.input_count, sample, count)
             for slot, model in zip(slots, models, strict=bool(models)):
                 slot.native = model

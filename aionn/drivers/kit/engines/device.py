@@ -94,6 +94,11 @@ class LoweredModel(msgspec.Struct, frozen=True):
     is_read: tuple[bool, ...]
     fixed: tuple[Array | None, ...]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file has all inputs and outputs of the model."""
+        return all(self.is_read) and all(value is None for value in self.fixed)
+
 
 class Slot(Protocol):
     """The belongings of one execution at a time."""
@@ -383,7 +388,7 @@ class EnginePreparedModel(BlockingPreparedModel):
         self._lowered = lowered
         # The part of the model's inputs and outputs that the file has; None where it has them all.
         self._computed: list[int] | None = None
-        if any(value is not None for value in lowered.fixed) or not all(lowered.is_read):
+        if not lowered.is_whole:
             self._computed = [i for i, value in enumerate(lowered.fixed) if value is None]
         # The last one used is taken first: its memory is in the caches.
         self._idle: deque[Slot] = deque(make_slots())
