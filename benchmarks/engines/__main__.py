@@ -5,7 +5,8 @@ call in a thread of a pool, the creation of the engine's session, a time of one 
 
 How each figure is taken:
 - Burst: the time of one `await burst.execute([x])`, to a driver process. A block is a stretch of executions, and yields its median.
-  "Added" is the difference of the medians of both, block by block; the last rows compare it between engines.
+  "Added" is the difference of the medians of both, block by block; the last rows compare it between engines. "Native" is a burst to
+  another driver process, with `AIONN_NATIVE=1`; the others have 0, whatever the environment has.
 - In process: the time of one `await net.execute([x])` of a runtime without driver processes, against the bound call by
   `loop.run_in_executor`: a thread hop is the least that keeps an event loop free.
 - Import and compile: `runtime.compile` of a path and its end, with a driver process that has compiled the model before, against the
@@ -24,16 +25,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import concurrent.futures
+import contextlib
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import aionn
 from aionn.conformance.requests import request_for
+from aionn.drivers.kit.engines.installed import NATIVE_VARIABLE
 from aionn.errors import Error
 from aionn.hal import CancelCapability, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
@@ -51,9 +56,33 @@ READ_MS_MAX = 50.0
 STOP_MAX = 2.0
 LARGE = "mobilenet_v2"
 
+WAYS = {"burst": "burst", "native": "native burst"}
+"""The bursts that are measured, as the rows have them."""
+
 CHAIN_LENGTH, CHAIN_SIZE = 200, 512
 
 Block = Callable[[], Awaitable[float]]
+
+
+@contextlib.asynccontextmanager
+async def _opened(driver: str, isolation: Any, *, native: str) -> AsyncIterator[aionn.Runtime]:
+    """A runtime whose driver process, or device, was made with this value of ``AIONN_NATIVE``."""
+    before = os.environ.get(NATIVE_VARIABLE)
+    os.environ[NATIVE_VARIABLE] = native
+    try:
+        runtime = aionn.open(drivers=[driver], isolation=isolation)
+        await runtime.__aenter__()
+        for device in runtime.devices:
+            await device.hal.status()
+    finally:
+        if before is None:
+            del os.environ[NATIVE_VARIABLE]
+        else:
+            os.environ[NATIVE_VARIABLE] = before
+    try:
+        yield runtime
+    finally:
+        await runtime.aclose()
 
 
 async def _median_us(call: Callable[[], Awaitable[object]], count: int) -> float:
@@ -83,7 +112,7 @@ class Measurement:
         quick: Whether there is little time.
 
     Attributes:
-        added_us: By model, what a burst adds to the bound call, for each block.
+        added_us: By model and way (plain, or native), what a burst adds to the bound call, for each block.
     """
 
     def __init__(self, report: Report, driver: str, engine: Engine, *, quick: bool) -> None:
@@ -91,15 +120,16 @@ class Measurement:
         self._driver = driver
         self._engine = engine
         self._quick = quick
-        self.added_us: dict[str, list[float]] = {}
+        self.added_us: dict[tuple[str, str], list[float]] = {}
 
     async def run(self, folder: Path) -> None:
         """All rows."""
         paths = self._engine.models(folder)
-        async with (
-            aionn.open(drivers=[self._driver]) as runtime,
-            aionn.open(drivers=[self._driver], isolation="in_process") as here,
-        ):
+        async with contextlib.AsyncExitStack() as stack:
+            runtime, here, natively = [
+                await stack.enter_async_context(_opened(self._driver, isolation, native=native))
+                for isolation, native in (("process", "0"), ("in_process", "0"), ("process", "1"))
+            ]
             for missing in runtime.unavailable:
                 self._report.note(f"{self._driver}: left out: {missing.reason}")
                 return
@@ -107,7 +137,7 @@ class Measurement:
                 if path is None:
                     self._report.note(f"{self._driver}, {name}: left out: the file is missing")
                     continue
-                await self._latency(runtime, here, name, path)
+                await self._latency(runtime, here, natively, name, path)
                 await self._compile(runtime, name, path)
                 await self._cached(here, name, path, folder / f"{self._driver}-{name}")
             await self._stop(here)
@@ -118,7 +148,9 @@ class Measurement:
             return 6, 10 if name == LARGE else 150
         return 20, 25 if name == LARGE else 400
 
-    async def _latency(self, runtime: aionn.Runtime, here: aionn.Runtime, name: str, path: Path) -> None:
+    async def _latency(
+        self, runtime: aionn.Runtime, here: aionn.Runtime, natively: aionn.Runtime, name: str, path: Path
+    ) -> None:
         peer = self._engine.peer(path)
         rounds, count = self._counts(name)
         loop = asyncio.get_running_loop()
@@ -127,11 +159,13 @@ class Measurement:
             peer()
 
         net, beside = await runtime.compile(path), await here.compile(path)
-        async with net, beside, net.burst() as burst:
+        other = await natively.compile(path)
+        async with net, beside, other, net.burst() as burst, other.burst() as native:
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                await self._check(burst, beside, peer, name)
+                await self._check([burst.execute, beside.execute, native.execute], peer, name)
                 calls: dict[str, Callable[[], Awaitable[object]]] = {
                     "burst": lambda: burst.execute([peer.x]),
+                    "native": lambda: native.execute([peer.x]),
                     "bound": bound,
                     "here": lambda: beside.execute([peer.x]),
                     "hop": lambda: loop.run_in_executor(pool, peer),
@@ -141,10 +175,11 @@ class Measurement:
                     rounds,
                 )
         where = f"{self._driver}, {name}"
-        self._report.add(compare(f"{where}: burst", "us", found["burst"], "bound call", found["bound"]))
-        added = [a - b for a, b in zip(found["burst"], found["bound"], strict=True)]
-        self.added_us[name] = added
-        self._report.add(single(f"{where}: added by the burst", "us", added))
+        for way, label in WAYS.items():
+            self._report.add(compare(f"{where}: {label}", "us", found[way], "bound call", found["bound"]))
+            added = [a - b for a, b in zip(found[way], found["bound"], strict=True)]
+            self.added_us[name, way] = added
+            self._report.add(single(f"{where}: added by the {label}", "us", added))
         self._report.add(
             compare(
                 f"{where}: net.execute in process",
@@ -156,10 +191,13 @@ class Measurement:
             )
         )
 
-    async def _check(self, burst: aionn.Burst, net: aionn.Compilation, peer: Peer, name: str) -> None:
+    async def _check(
+        self, ways: Sequence[Callable[[list[Any]], Awaitable[aionn.Result]]], peer: Peer, name: str
+    ) -> None:
         peer()
         wanted = peer.y()
-        for result in (await burst.execute([peer.x]), await net.execute([peer.x])):
+        for execute in (*ways, *ways):  # Only the second one may be native.
+            result = await execute([peer.x])
             difference = np.abs(result.outputs[0].reshape(wanted.shape) - wanted).max()
             if difference > self._engine.tolerance * max(1.0, float(np.abs(wanted).max())):
                 raise SystemExit(
@@ -311,11 +349,12 @@ async def measure(report: Report, only: str, *, quick: bool) -> None:
         reader(report, path, 5 if quick else 20)
     first = found.get("litert-cpu")
     for driver, measurement in found.items():
-        for model, added in measurement.added_us.items():
-            if first is not None and measurement is not first and model in first.added_us:
-                name = f"{driver}, {model}: added by the burst"
+        for key, added in measurement.added_us.items():
+            if first is not None and measurement is not first and key in first.added_us:
+                model, way = key
+                name = f"{driver}, {model}: added by the {WAYS[way]}"
                 report.add(
-                    compare(name, "us", added, "that of litert-cpu", first.added_us[model], at_most(1.0))
+                    compare(name, "us", added, "that of litert-cpu", first.added_us[key], at_most(1.0))
                 )
 
 
