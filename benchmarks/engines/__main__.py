@@ -6,7 +6,7 @@ call in a thread of a pool, the creation of the engine's session, a time of one 
 How each figure is taken:
 - Burst: the time of one `await burst.execute([x])`, to a driver process. A block is a stretch of executions, and yields its median.
   "Added" is the difference of the medians of both, block by block; the last rows compare it between engines. "Native" is a burst to
-  another driver process, with `AIONN_NATIVE=1`; the others have 0, whatever the environment has.
+  another driver process, with `AIONN_NATIVE=1`; every other runtime has 0.
 - In process: the time of one `await net.execute([x])` of a runtime without driver processes, against the bound call by
   `loop.run_in_executor`: a thread hop is the least that keeps an event loop free.
 - Import and compile: `runtime.compile` of a path and its end, with a driver process that has compiled the model before, against the

@@ -279,7 +279,7 @@ class CompiledModel(Compiled):
     Args:
         models: Them.
         file: The lowered model where it has operations that OpenVINO does not export rightly; else empty.
-        exported: The exported model and its properties, for calls without Python; None where there are none.
+        exported: The exported model and its properties, for calls without Python; None: it gets none.
     """
 
     def __init__(
@@ -389,7 +389,7 @@ class Slot(OnnxSlot):
         lowered: The model.
 
     Attributes:
-        native: The compiled model for calls without Python; None where there are none.
+        native: The compiled model for calls without Python; None: it gives none.
 
     Raises:
         Error: OpenVINO makes no request.

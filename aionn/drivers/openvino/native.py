@@ -154,7 +154,7 @@ class NativeModel:
         blob: The exported bytes.
         properties: Those that it was compiled with.
         arguments: Its inputs, then its outputs; every shape is known.
-        input_count: How many of them are inputs.
+        input_count: The number of its inputs.
 
     Attributes:
         functions: OpenVINO's library.

@@ -65,11 +65,11 @@ class Compiled(abc.ABC):
     def native_call(
         self, prepared: OnnxPreparedModel, slots: Sequence[Any], arguments: Any
     ) -> NativeCall | None:
-        """The call of a C function for arguments that ``execute_bound`` has executed; None where there is none.
+        """Returns the call of a C function for arguments that ``execute_bound`` has executed; None: it has to be made by Python.
 
         Args:
             prepared: The prepared model.
-            slots: What ``make_slots`` made.
+            slots: The result of ``make_slots``.
             arguments: The result of ``bind``.
         """
         return None
