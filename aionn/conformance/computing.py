@@ -118,7 +118,8 @@ async def computing(
 ) -> AsyncIterator[Compute]:
     """Makes a request ready to be computed in a mode, any number of times, one after the other.
 
-    A burst remembers the memories from the first time on, and carries no loop time-out: the default holds there. Fenced execution
+    A burst remembers the memories from the first time on, and carries no loop time-out: the default holds there. Without timings it
+    computes twice: a driver may answer the second packet, of the same bytes, without decoding it (``AIONN_NATIVE``). Fenced execution
     computes twice, the second waiting for the first.
     """
     if mode == "sync":
@@ -139,7 +140,11 @@ async def computing(
         burst = await prepared.configure_execution_burst()
         async with closing(burst):
             identifiers = range(len(request.pools))
-            yield lambda: _answer(lambda: burst.execute_synchronously(request, identifiers, measure=measure))
+
+            def execute() -> Awaitable[ExecutionResult]:
+                return burst.execute_synchronously(request, identifiers, measure=measure)
+
+            yield lambda: _answer(execute) if measure else _repeated(execute)
             for identifier in identifiers:
                 await burst.release_memory_resource(identifier)
 
@@ -170,6 +175,12 @@ async def _answer(call: Callable[[], Awaitable[ExecutionResult]]) -> Answer:
         raise Breach("sufficient outputs, as the result reports", "an output shape marked as insufficient")
     status = ErrorStatus.NONE if enough else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
     return _checked(Answer(status, result.output_shapes, result.timing))
+
+
+async def _repeated(call: Callable[[], Awaitable[ExecutionResult]]) -> Answer:
+    """Two executions; the answer is that of the second, or the failure of the first."""
+    first = await _answer(call)
+    return await _answer(call) if first.status is ErrorStatus.NONE else first
 
 
 async def _call_back(

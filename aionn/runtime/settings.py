@@ -182,7 +182,7 @@ VARIABLES = (
     Variable(TRACE_VARIABLE, "", "file that a trace of all processes is written to", "trace"),
     Variable(LOG_VARIABLE, "", f"log tags, or all: {', '.join(TAGS)}", "log"),
     Variable(
-        "AIONN_NATIVE", "0", "1: bursts of the driver litert-cpu call LiteRT without Python where they can"
+        "AIONN_NATIVE", "0", "1: bursts of drivers around engines call these without Python where they can"
     ),
     Variable("AIONN_LITERT_THREADS", "1", "threads of each LiteRT interpreter"),
     Variable("AIONN_ORT_THREADS", "1", "threads of each execution on ONNX Runtime"),

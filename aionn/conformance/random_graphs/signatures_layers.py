@@ -34,8 +34,8 @@ __all__ = ["SIGNATURES"]
 
 _UP_TO_4 = (1, 2, 3, 4)
 _SIGNED_RESIZE_MAX = 5
-"""Largest extent of a resized image of signed values: the spec's places are off by up to 1/2048 of a pixel more in each row and column,
-and one of 255 levels is left of the tolerance of 2 when both sides have rounded."""
+"""Largest extent of a resized image of signed values: the spec's places are off by up to 1/2048 of a pixel more in each row and
+column, and one of 255 levels is left of the tolerance of 2 when both sides have rounded."""
 _PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 
 
