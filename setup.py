@@ -1,4 +1,4 @@
-"""Declares the one extension module, the data of the demo and the description; everything else is in pyproject.toml.
+"""Declares the extension module and a library, the data of the demo and the description; everything else is in pyproject.toml.
 
 FMQ_SANITIZE=address (or address,undefined) in the environment builds with those sanitizers. The build backend sets two more:
 AIONN_BUILD_BASE, the folder of intermediate files, and AIONN_CC, the compiler of a wheel for another platform.
@@ -78,7 +78,15 @@ setup(
             py_limited_api=True,
             extra_compile_args=compile_args,
             extra_link_args=link_args,
-        )
+        ),
+        # A library that no one imports: it has the name of a module, by which it is built and packed as one.
+        Extension(
+            "aionn.drivers.onnxruntime._entry",
+            ["aionn/drivers/onnxruntime/_entry.c"],
+            py_limited_api=True,
+            extra_compile_args=compile_args,
+            extra_link_args=link_args,
+        ),
     ],
     cmdclass={"build_ext": BuildExtension, "build_py": BuildPackages},
     options={

@@ -131,7 +131,7 @@ class OrtDevice(OnnxDevice):
         """See the base class."""
         from aionn.drivers.onnxruntime.engine import Loading, compile_session
 
-        loading = Loading(self.provider, self.thread_count, is_relaxed=is_relaxed)
+        loading = Loading(self.provider, self.thread_count, is_relaxed=is_relaxed, is_native=self.is_native)
         with self.interrupts.watching(deadline_ns, None, loading.stop):
             return compile_session(lowered, loading)
 
@@ -147,7 +147,7 @@ class OrtDevice(OnnxDevice):
         """See the base class."""
         from aionn.drivers.onnxruntime.engine import Loading, restore_session
 
-        loading = Loading(self.provider, self.thread_count, is_relaxed=is_relaxed)
+        loading = Loading(self.provider, self.thread_count, is_relaxed=is_relaxed, is_native=self.is_native)
         with self.interrupts.watching(deadline_ns, None, loading.stop):
             return restore_session(file, form, loading)
 

@@ -20,22 +20,27 @@ import functools
 import io
 import logging
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as states
 
-from aionn.drivers.kit.arguments import Array, address_of, engine_memory
+from aionn.drivers.kit.arguments import Array, OutputArea, address_of, engine_memory
 from aionn.drivers.kit.caching import KeptFile
+from aionn.drivers.kit.engines.native import native_call
 from aionn.drivers.kit.engines.support import Unsupported, is_exhausted, short_text
-from aionn.drivers.kit.onnx.device import Compiled, OnnxSlot
+from aionn.drivers.kit.onnx.device import Compiled, OnnxPreparedModel, OnnxSlot
 from aionn.drivers.kit.onnx.lowered import Lowered
 from aionn.drivers.kit.threads.classes import engine_call
+from aionn.drivers.onnxruntime.c_interface import Failure, interface
+from aionn.drivers.onnxruntime.native import FILE_BYTES_MAX, KeptCall, NativeModel, Source
 from aionn.drivers.onnxruntime.providers import Provider
 from aionn.errors import DeviceUnavailable, Error, GeneralFailure, InvalidArgument, ResourceExhausted
+from aionn.hal import NativeCall, OutputShape
 from aionn.models.onnx.constants import DTYPES
 from aionn.models.onnx.schema import DataType, TensorProto
 
@@ -48,6 +53,9 @@ _FAILURES: tuple[type[BaseException], ...] = (
     IndexError,
 )
 """The exceptions of ONNX Runtime."""
+
+_KINDS: dict[int, type[Exception]] = {2: states.InvalidArgument, 11: states.EPFail}
+"""The exceptions, by the number of a status, that are not treated as every other one."""
 
 _logger = logging.getLogger("aionn.driver")
 
@@ -93,25 +101,38 @@ def _load_cuda() -> None:
 _INEXACT_OPTIMIZERS = ("WeightBiasQuantization",)
 """Passes of ONNX Runtime that change results: this one rounds the float weights of a layer between quantised values to 8 bits."""
 
+_RUN_ENTRIES = {
+    # Without this entry each run looks for it, raises and catches an exception, at the cost of ten small models.
+    "gpu_graph_id": "-1"
+}
+"""The configuration of each run."""
 
-def _options(provider: Provider, thread_count: int) -> Any:
+
+def _entries(provider: Provider) -> dict[str, str]:
+    """The configuration of a session."""
+    entries = {
+        "session.intra_op.allow_spinning": "0",
+        "session.inter_op.allow_spinning": "0",
+        # Otherwise signed 8-bit layers are made unsigned ones, by a pass that fails on nodes of this opset.
+        "session.qdqisint8allowed": "1",
+        "optimization.disable_specified_optimizers": ";".join(_INEXACT_OPTIMIZERS),
+    }
+    if not _multiplies_exactly():
+        entries["session.disable_quant_qdq"] = "1"
+    if not provider.is_cpu:
+        entries["session.disable_cpu_ep_fallback"] = "1"
+    return entries
+
+
+def _options(thread_count: int, entries: Mapping[str, str]) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = thread_count
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     # 0 is everything, 3 errors: they arrive as exceptions, and the rest is about ONNX Runtime's own work.
     options.log_severity_level = 1 if _logger.isEnabledFor(logging.DEBUG) else 4
-    for key, value in (
-        ("session.intra_op.allow_spinning", "0"),
-        ("session.inter_op.allow_spinning", "0"),
-        # Otherwise signed 8-bit layers are made unsigned ones, by a pass that fails on nodes of this opset.
-        ("session.qdqisint8allowed", "1"),
-    ):
+    for key, value in entries.items():
         options.add_session_config_entry(key, value)
-    if not _multiplies_exactly():
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-    if not provider.is_cpu:
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     return options
 
 
@@ -134,12 +155,27 @@ class Loading:
         provider: Where it runs.
         thread_count: Threads of one execution.
         is_relaxed: Whether floats may have the range and precision of float16.
+        is_native: Whether bursts may call ONNX Runtime without Python.
     """
 
-    def __init__(self, provider: Provider, thread_count: int, *, is_relaxed: bool = False) -> None:
+    def __init__(
+        self, provider: Provider, thread_count: int, *, is_relaxed: bool = False, is_native: bool = False
+    ) -> None:
         self.provider = provider
         self.is_relaxed = is_relaxed
-        self.options = _options(provider, thread_count)
+        self.is_native = is_native and provider.is_cpu
+        self._entries = _entries(provider)
+        self.options = _options(thread_count, self._entries)
+
+    def configure(self, key: str, value: str) -> None:
+        """Adds an entry to the session's configuration."""
+        self._entries[key] = value
+        self.options.add_session_config_entry(key, value)
+
+    def source(self, file: bytes) -> Source:
+        """The origin of a second session with the same options, of the same model with all of its constants."""
+        level, thread_count = int(self.options.graph_optimization_level), self.options.intra_op_num_threads
+        return Source(file, level, thread_count, self._entries, _RUN_ENTRIES)
 
     def stop(self) -> None:
         """Ends it: ``make`` raises. From any thread."""
@@ -172,7 +208,6 @@ class Loading:
                 self.options,
                 providers=[name],
                 provider_options=[self.provider.options_for(is_relaxed=self.is_relaxed)],
-                disabled_optimizers=list(_INEXACT_OPTIMIZERS),
                 # Otherwise a provider that fails is replaced by the CPU's, and the reason, such as exhausted memory, is lost.
                 enable_fallback=0,
             )
@@ -208,7 +243,7 @@ def check(lowered: Lowered, provider: Provider) -> None:
     """
     loading = Loading(provider, 1)
     loading.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    loading.options.add_session_config_entry("session.disable_prepacking", "1")
+    loading.configure("session.disable_prepacking", "1")
     loading.make(lowered.file, lowered.weights)
 
 
@@ -228,20 +263,38 @@ class Session(Compiled):
         lowered: The model that it was made of; None for one from a cache, which is not kept again.
         form: The form of the file.
         provider: Where it runs.
+        source: The origin of a second session, which is called without Python; None where bursts call this one alone.
 
     Attributes:
         form: See above.
     """
 
-    def __init__(self, session: Any, lowered: Lowered | None, form: Form, provider: Provider) -> None:
+    def __init__(
+        self,
+        session: Any,
+        lowered: Lowered | None,
+        form: Form,
+        provider: Provider,
+        source: Source | None = None,
+    ) -> None:
         self.session = session
         self.form = form
         self._lowered = lowered
         self._provider = provider
+        self._source = source
 
     def make_slots(self, lowered: Lowered, count: int) -> Sequence[Slot]:
         """See the base class."""
-        slots = [self._slot(lowered) for _ in range(count)]
+        native = None
+        # The C interface runs no check, and an output of unknown shape has no place in the client's memory.
+        if (
+            self._source is not None
+            and lowered.check is None
+            and all(argument.shape is not None for argument in lowered.outputs)
+        ):
+            native = NativeModel(self._source, (*lowered.inputs, *lowered.outputs), len(lowered.inputs))
+        self._source = None
+        slots = [self._slot(lowered, native) for _ in range(count)]
         if not self._provider.is_cpu:
             # A first execution loads kernels, and chooses among those of a layer: it takes a second.
             _try_out(slots[0])
@@ -251,8 +304,25 @@ class Session(Compiled):
         """Whether it computes something of zeros."""
         return _try_out(self._slot(lowered))
 
-    def _slot(self, lowered: Lowered) -> Slot:
-        return Slot(self.session, lowered, copies_inputs=not self._provider.is_cpu)
+    def _slot(self, lowered: Lowered, native: NativeModel | None = None) -> Slot:
+        return Slot(self.session, lowered, copies_inputs=not self._provider.is_cpu, native=native)
+
+    def native_call(
+        self, prepared: OnnxPreparedModel, slots: Sequence[Slot], arguments: Any
+    ) -> NativeCall | None:
+        """See the base class."""
+        call = native_call(prepared, slots, arguments, "ONNX Runtime")
+        if call is None:
+            return None
+        _, calls = cast(tuple[object, Sequence[KeptCall]], call.kept)
+
+        def failed(status: int) -> Error:
+            # One thread makes the calls of a burst, one after another.
+            found = [failure for kept in calls if (failure := kept.take_failure()) is not None]
+            failure = found[0] if found else Failure(status, f"status {status}")
+            return _error_of(_KINDS.get(failure.code, RuntimeError)(failure.message))
+
+        return call._replace(failed=failed)
 
     def kept(self) -> tuple[str, bytes]:
         """The optimised model."""
@@ -271,14 +341,27 @@ def compile_session(lowered: Lowered, loading: Loading) -> Session:
     optimiser where that fails. A run takes as long as the making of the session, and passes that move no axes keep to kernels.
     """
     provider = loading.provider
-    found = Session(loading.make(lowered.file, lowered.weights), lowered, Form.OPTIMIZABLE, provider)
+    found = _session(lowered, loading, Form.OPTIMIZABLE)
     if not _moves_axes(lowered) or found.runs(lowered):
         return found
-    plain = Loading(provider, loading.options.intra_op_num_threads, is_relaxed=loading.is_relaxed)
+    plain = Loading(
+        provider,
+        loading.options.intra_op_num_threads,
+        is_relaxed=loading.is_relaxed,
+        is_native=loading.is_native,
+    )
     plain.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    other = Session(plain.make(lowered.file, lowered.weights), lowered, Form.PLAIN, provider)
+    other = _session(lowered, plain, Form.PLAIN)
     # Zeros may be illegal values as well, which both sessions report.
     return other if other.runs(lowered) else found
+
+
+def _session(lowered: Lowered, loading: Loading, form: Form) -> Session:
+    source = None
+    size_bytes = len(lowered.file) + sum(len(tensor.raw or b"") for tensor in lowered.weights)
+    if loading.is_native and size_bytes <= FILE_BYTES_MAX:
+        source = loading.source(lowered.whole_file())
+    return Session(loading.make(lowered.file, lowered.weights), lowered, form, loading.provider, source)
 
 
 def _moves_axes(lowered: Lowered) -> bool:
@@ -305,7 +388,7 @@ def _optimized_bytes(file: bytes, provider: Provider) -> bytes:
         path = Path(folder) / "model.ort"
         loading = Loading(provider, 1)
         loading.options.optimized_model_filepath = str(path)
-        loading.options.add_session_config_entry("session.save_model_format", "ORT")
+        loading.configure("session.save_model_format", "ORT")
         loading.make(file)
         try:
             return path.read_bytes()
@@ -323,11 +406,14 @@ def restore_session(file: KeptFile, form: str, loading: Loading) -> Session:
         raise Unsupported(f"expected a form of {', '.join(Form)}, got {form!r}")
     path = None
     if form == Form.OPTIMIZED:
-        loading.options.add_session_config_entry("session.load_model_format", "ORT")
+        loading.configure("session.load_model_format", "ORT")
         path = file.path if loading.provider.is_cpu else None
     loading.options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = loading.make(file.take() if path is None else path)
-    return Session(session, None, Form(form), loading.provider)
+    is_kept = loading.is_native and file.size_bytes <= FILE_BYTES_MAX
+    content = b"" if path is not None else file.take()
+    session = loading.make(content if path is None else path)
+    source = loading.source(content or file.take()) if is_kept else None
+    return Session(session, None, Form(form), loading.provider, source)
 
 
 class _Binding(NamedTuple):
@@ -350,18 +436,27 @@ class Slot(OnnxSlot):
         lowered: The model.
         copies_inputs: Whether the provider has memory of its own: ONNX Runtime copies an input there when it is bound, and not when
             the session runs.
+        native: Shared by all slots; None where bursts call ONNX Runtime by Python alone.
     """
 
-    def __init__(self, session: Any, lowered: Lowered, *, copies_inputs: bool = False) -> None:
+    def __init__(
+        self,
+        session: Any,
+        lowered: Lowered,
+        *,
+        copies_inputs: bool = False,
+        native: NativeModel | None = None,
+    ) -> None:
         super().__init__(lowered)
+        self._native = native
         self._session = session
         self._copies_inputs = copies_inputs
         self._run = engine_call(session.run_with_iobinding)
         # ONNX Runtime allocates these outputs in each run.
         self._open = [argument.name for argument in lowered.outputs if argument.shape is None]
         self._options = ort.RunOptions()
-        # Without this entry each run looks for it, raises and catches an exception, at the cost of ten small models.
-        self._options.add_run_config_entry("gpu_graph_id", "-1")
+        for key, value in _RUN_ENTRIES.items():
+            self._options.add_run_config_entry(key, value)
         self._options.log_severity_level = 4
         self._check: Array | None = None
         self._check_name = ""
@@ -383,6 +478,15 @@ class Slot(OnnxSlot):
 
     def compute(self, arguments: _Binding) -> None:
         """See the base class. ONNX Runtime reports an index that is out of range on the CPU, and the model on other providers."""
+        native = self._native
+        if native is None:
+            self._compute(arguments)
+            return
+        started_ns = time.monotonic_ns()
+        self._compute(arguments)
+        native.note(time.monotonic_ns() - started_ns)
+
+    def _compute(self, arguments: _Binding) -> None:
         bound = arguments.bound
         for name in self._open:
             bound.bind_output(name, "cpu")
@@ -399,6 +503,25 @@ class Slot(OnnxSlot):
         """See the base class."""
         result: Array = arguments.bound.get_outputs()[index].numpy()
         return result
+
+    @property
+    def shapes(self) -> Sequence[OutputShape]:
+        """The outputs' shapes of an execution that copies none of them."""
+        return self._shapes
+
+    @property
+    def run_address(self) -> int:
+        """The address of the function for ``KeptCall.words``, which returns 0 for success. Only where there are calls."""
+        return interface().call_address
+
+    def kept_call(self, inputs: Sequence[Array | None], areas: Sequence[OutputArea]) -> KeptCall | None:
+        """An execution as a call of the C interface, for any number of times; None where an argument has to be copied, or the model
+        is not brief.
+        """
+        if self._native is None or (arrays := self._bound.in_place(inputs, areas)) is None:
+            return None
+        session = self._native.session()
+        return None if session is None else session.bind(arrays)
 
     def try_out(self) -> None:
         """Computes something of zeros. Raises as ``compute``."""
