@@ -115,7 +115,6 @@ def _entries(provider: Provider) -> dict[str, str]:
         "session.inter_op.allow_spinning": "0",
         # Otherwise signed 8-bit layers are made unsigned ones, by a pass that fails on nodes of this opset.
         "session.qdqisint8allowed": "1",
-        "optimization.disable_specified_optimizers": ";".join(_INEXACT_OPTIMIZERS),
     }
     if not _multiplies_exactly():
         entries["session.disable_quant_qdq"] = "1"
@@ -174,8 +173,13 @@ class Loading:
 
     def source(self, file: bytes) -> Source:
         """The origin of a second session with the same options, of the same model with all of its constants."""
+        # The package has an argument for these passes, and the C interface an entry.
+        entries = {
+            **self._entries,
+            "optimization.disable_specified_optimizers": ";".join(_INEXACT_OPTIMIZERS),
+        }
         level, thread_count = int(self.options.graph_optimization_level), self.options.intra_op_num_threads
-        return Source(file, level, thread_count, self._entries, _RUN_ENTRIES)
+        return Source(file, level, thread_count, entries, _RUN_ENTRIES)
 
     def stop(self) -> None:
         """Ends it: ``make`` raises. From any thread."""
@@ -208,6 +212,7 @@ class Loading:
                 self.options,
                 providers=[name],
                 provider_options=[self.provider.options_for(is_relaxed=self.is_relaxed)],
+                disabled_optimizers=list(_INEXACT_OPTIMIZERS),
                 # Otherwise a provider that fails is replaced by the CPU's, and the reason, such as exhausted memory, is lost.
                 enable_fallback=0,
             )

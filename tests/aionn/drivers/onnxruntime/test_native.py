@@ -19,9 +19,11 @@ import aionn
 from aionn.conformance.requests import request_for
 from aionn.conformance.suite import Settings
 from aionn.conformance.workers import run_suite
+from aionn.drivers.kit.arguments import engine_memory
 from aionn.drivers.kit.engines import native as native_calls
 from aionn.drivers.kit.engines.bound import BOUND_MAX
 from aionn.drivers.kit.engines.support import Unsupported
+from aionn.drivers.kit.onnx.lowered import Argument
 from aionn.errors import InvalidArgument
 from aionn.hal import Memory, Model, OperandType, OperationType, Request
 from aionn.models.builder import GraphBuilder
@@ -32,6 +34,7 @@ from benchmarks.engines.networks import small_cnn
 pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed", exc_type=ImportError)
 
 from aionn.drivers.onnxruntime import c_interface
+from aionn.drivers.onnxruntime import engine as engine_module
 from aionn.drivers.onnxruntime import native as native_module
 from aionn.drivers.onnxruntime.c_interface import Interface, interface
 from aionn.drivers.onnxruntime.driver import OrtDevice
@@ -221,6 +224,51 @@ async def test_a_call_that_runs_keeps_all_that_it_uses(device: OrtDevice, exampl
     assert call.permit.is_withdrawn
 
 
+def test_both_sessions_leave_out_the_same_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass that rounds the float weights of a layer between quantised values changes its result, with both sessions or none."""
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    helper, source = onnx.helper, np.random.default_rng(7)
+    constants = {
+        "w": source.standard_normal((4, 3, 3, 3)).astype(np.float32),
+        "b": source.standard_normal(4).astype(np.float32),
+        "s": np.float32(0.1),
+        "z": np.int8(0),
+    }
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "s", "z"], ["xf"]),
+        helper.make_node("Conv", ["xf", "w", "b"], ["c"]),
+        helper.make_node("QuantizeLinear", ["c", "s", "z"], ["y"]),
+    ]
+    shapes = {"x": (1, 3, 8, 8), "y": (1, 4, 6, 6)}
+    (x, y) = (
+        helper.make_tensor_value_info(name, onnx.TensorProto.INT8, shape) for name, shape in shapes.items()
+    )
+    initializers = [onnx.numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
+    graph = helper.make_graph(nodes, "layer", [x], [y], initializers)
+    file = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10
+    ).SerializeToString()
+    plain = compute_twice(file, shapes, seed=1)
+    assert plain[0] == plain[1]
+    monkeypatch.setattr(engine_module, "_INEXACT_OPTIMIZERS", ())
+    rounded = compute_twice(file, shapes, seed=1)
+    assert rounded[0] == rounded[1] != plain[0]
+
+
+def compute_twice(file: bytes, shapes: dict[str, tuple[int, ...]], seed: int) -> list[bytes]:
+    """The result of a model by the Python package and by the C interface."""
+    loading = Loading(provider_named("ort-cpu"), 1, is_native=True)
+    x = engine_memory("int8", shapes["x"])
+    x[:] = np.random.default_rng(seed).integers(-128, 128, shapes["x"])
+    (y,) = loading.make(file).run(None, {"x": x})
+    arguments = [Argument(name, "int8", shape, True) for name, shape in shapes.items()]
+    session = NativeSession(loading.source(file), arguments, 1)
+    found = engine_memory("int8", shapes["y"])
+    call = session.bind([x, found])
+    assert _Function(interface().call_address)(*call.words) == 0
+    return [y.tobytes(), found.tobytes()]
+
+
 # Which executions have a call
 
 
@@ -296,9 +344,7 @@ async def test_a_model_that_is_not_brief_stays_in_python(
 async def test_a_large_file_is_not_kept(
     device: OrtDevice, example_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aionn.drivers.onnxruntime import engine
-
-    monkeypatch.setattr(engine, "FILE_BYTES_MAX", 100)
+    monkeypatch.setattr(engine_module, "FILE_BYTES_MAX", 100)
     model = load_tflite(example_data / "shapes_int8.tflite").model
     prepared = await device.prepare_model(model)
     assert all(slot._native is None for slot in prepared._idle)
