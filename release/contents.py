@@ -22,6 +22,7 @@ CHECK_S_MAX = 300
 
 REQUIRED = (
     "aionn/__init__.py",
+    "aionn/drivers/onnxruntime/_entry.abi3.so",
     "aionn/py.typed",
     "aionn/example_data/shapes.json",
     "aionn/example_data/shapes.mp4",

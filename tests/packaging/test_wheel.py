@@ -24,6 +24,7 @@ def test_sdist_has_what_the_tests_need(source: Path, repository: Path) -> None:
         "fmq/_native.h",
         "fmq/_slots.c",
         "fmq/_answers.c",
+        "aionn/drivers/onnxruntime/_entry.c",
         ".ci/run",
     ):
         assert (source / name).read_bytes() == (repository / name).read_bytes()
