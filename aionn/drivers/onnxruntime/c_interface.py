@@ -23,7 +23,7 @@ import onnxruntime as ort
 
 from aionn.drivers.kit.engines.support import Unsupported
 
-__all__ = ["Failure", "Interface", "interface"]
+__all__ = ["Failure", "Interface", "interface", "is_known_version"]
 
 VERSIONS_KNOWN = ("1.32.",)
 """Versions that this was tried with. The table promises more; the versions of the engine that the tests never run do not."""
@@ -84,6 +84,11 @@ _NAMES = (
 """The names of statuses by their numbers, as the Python package writes them."""
 
 
+def is_known_version() -> bool:
+    """Whether the installed ONNX Runtime is one that this was tried with."""
+    return bool(ort.__version__.startswith(VERSIONS_KNOWN))
+
+
 class Failure(NamedTuple):
     """The contents of a status.
 
@@ -108,7 +113,7 @@ class Interface:
     """
 
     def __init__(self) -> None:
-        if not ort.__version__.startswith(VERSIONS_KNOWN):
+        if not is_known_version():
             raise Unsupported(f"ONNX Runtime's C interface: version {ort.__version__} is not known")
         base = self._registered()
         get_api = ctypes.CFUNCTYPE(_Pointer, ctypes.c_uint32)(_word(base))
@@ -236,7 +241,7 @@ def interface() -> Interface:
     """The process's one, made when it is first needed. From any thread.
 
     Raises:
-        Unsupported: There is none, see ``Interface``.
+        Unsupported: See ``Interface``.
     """
     with _turn:
         made = _made()

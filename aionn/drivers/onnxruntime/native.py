@@ -71,7 +71,7 @@ class NativeSession:
     """A session of the C interface, which threads may run concurrently.
 
     Args:
-        source: See there.
+        source: Its origin.
         arguments: The model's inputs and outputs.
         input_count: How many of them are inputs.
 
@@ -185,7 +185,7 @@ class KeptCall:
         weakref.finalize(self, _end, session, place, handles).atexit = False
 
     def take_failure(self) -> Failure | None:
-        """Why a call has failed, once; None where none has."""
+        """Returns the failure of a call, once; None: no call has failed."""
         status, self._place.value = self._place.value, None
         return None if status is None else self._api.failure_of(status)
 
@@ -194,7 +194,7 @@ class NativeModel:
     """The session of a model's native calls, made when one is first asked for.
 
     Args:
-        source: See there.
+        source: Its origin.
         arguments: The model's inputs and outputs.
         input_count: How many of them are inputs.
 
@@ -219,7 +219,7 @@ class NativeModel:
         """The session; None for a model that is not brief, or that ONNX Runtime does not make one for. From any thread; blocks for
         the making of a session.
         """
-        if self.shortest_ns is None or self.shortest_ns > TRIED_NS:
+        if self.shortest_ns is not None and self.shortest_ns > TRIED_NS:
             return None
         with self._turn:
             source, self._source = self._source, None  # Tried once; the session has the file's contents.
@@ -244,7 +244,7 @@ def _release(api: Interface, handles: list[tuple[str, int]]) -> None:
 
 
 def _end(session: NativeSession, place: ctypes.c_void_p, handles: list[tuple[str, int]]) -> None:
-    """Ends the objects of a call, and a status that nobody asked for."""
+    """Ends the objects of a call, and a status that was not taken."""
     api = session.interface
     if place.value is not None:
         api.release("ReleaseStatus", place.value)

@@ -17,15 +17,12 @@ import pytest
 
 import aionn
 from aionn.conformance.requests import request_for
-from aionn.conformance.suite import Settings
-from aionn.conformance.workers import run_suite
 from aionn.drivers.kit.arguments import engine_memory
-from aionn.drivers.kit.engines import native as native_calls
 from aionn.drivers.kit.engines.bound import BOUND_MAX
 from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.onnx.lowered import Argument
 from aionn.errors import InvalidArgument
-from aionn.hal import Memory, Model, OperandType, OperationType, Request
+from aionn.hal import Memory, Model, OperandType, OperationType
 from aionn.models.builder import GraphBuilder
 from aionn.models.onnx import load_onnx
 from aionn.models.tflite import load_tflite
@@ -42,6 +39,7 @@ from aionn.drivers.onnxruntime.engine import Loading
 from aionn.drivers.onnxruntime.native import KeptCall, NativeModel, NativeSession
 from aionn.drivers.onnxruntime.providers import Provider, provider_named
 from tests.aionn.burst.native_device import NativeBurst
+from tests.aionn.drivers.engines.native_calls import answered, drawn, output_bytes
 
 FILES = ("shapes_float.tflite", "shapes_int8.tflite", "small_cnn.onnx")
 
@@ -74,29 +72,6 @@ def model_of(name: str, folder: Path, tmp_path: Path) -> Model:
     return load_onnx(path).model
 
 
-def drawn(model: Model, seed: int) -> list[np.ndarray[Any, Any]]:
-    source = np.random.default_rng(seed)
-    (operand,) = model.main.inputs
-    if "FLOAT" in operand.type.name:
-        return [source.random(operand.dimensions, dtype=np.float32)]
-    return [source.integers(-128, 128, operand.dimensions).astype(np.int8)]
-
-
-def output_bytes(request: Request) -> bytes:
-    location = request.outputs[0].location
-    pool = request.pools[location.pool_index]
-    assert isinstance(pool, Memory)
-    answer = pool.array[location.offset : location.offset + location.length].tobytes()
-    pool.array[location.offset : location.offset + location.length] = 0xAA
-    return answer
-
-
-def answered(burst: NativeBurst) -> int:
-    """How many packets were answered without Python."""
-    assert burst.server._answers is not None
-    return burst.server._answers.activity()[0]
-
-
 async def checked_bytes(prepared: Any, model: Model) -> None:
     """Checks that a burst gives the bytes of Python in every buffer, and that it did not use Python."""
     requests = [request_for(model, drawn(model, seed)) for seed in range(3)]
@@ -119,11 +94,10 @@ async def checked_bytes(prepared: Any, model: Model) -> None:
     await burst.controller.aclose()
 
 
-@pytest.mark.parametrize("name", FILES)
-async def test_native_calls_give_the_bytes_of_python_in_every_buffer(
-    device: OrtDevice, example_data: Path, tmp_path: Path, name: str
+async def test_native_calls_of_an_onnx_file_give_the_bytes_of_python_in_every_buffer(
+    device: OrtDevice, example_data: Path, tmp_path: Path
 ) -> None:
-    model = model_of(name, example_data, tmp_path)
+    model = model_of("small_cnn.onnx", example_data, tmp_path)
     prepared = await device.prepare_model(model)
     await checked_bytes(prepared, model)
     await prepared.aclose()
@@ -272,41 +246,6 @@ def compute_twice(file: bytes, shapes: dict[str, tuple[int, ...]], seed: int) ->
 # Which executions have a call
 
 
-@pytest.mark.parametrize("value", [None, "0"])
-async def test_without_the_switch_there_is_no_native_call(
-    monkeypatch: pytest.MonkeyPatch, example_data: Path, value: str | None
-) -> None:
-    if value is None:
-        monkeypatch.delenv("AIONN_NATIVE", raising=False)
-    else:
-        monkeypatch.setenv("AIONN_NATIVE", value)
-    async with OrtDevice() as device:
-        prepared = await device.prepare_model(load_tflite(example_data / "shapes_int8.tflite").model)
-        assert prepared.native is None
-        await prepared.aclose()
-
-
-async def test_values_that_are_copied_and_real_time_stay_in_python(
-    device: OrtDevice, example_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load_tflite(example_data / "shapes_int8.tflite").model
-    prepared = await device.prepare_model(model)
-    request = request_for(model, drawn(model, 1))
-    await prepared.execute_synchronously(request)
-    arguments = prepared.bind(request)
-    assert prepared.native is not None and prepared.native(arguments) is not None
-    location = request.inputs[0].location
-    pool = Memory.create(request.pools[0].size_bytes + 4096)
-    at = msgspec.structs.replace
-    shifted = at(request.inputs[0], location=at(location, offset=1))
-    moved = [at(o, location=at(o.location, offset=location.length + 4032)) for o in request.outputs]
-    odd = at(request, inputs=(shifted,), outputs=tuple(moved), pools=(pool,) * len(request.pools))
-    assert prepared.native(prepared.bind(odd)) is None, "not aligned"
-    monkeypatch.setattr(native_calls, "current", object)
-    assert prepared.native(arguments) is None, "real time gives each execution a class"
-    await prepared.aclose()
-
-
 async def test_indexes_are_copied_and_stay_in_python(device: OrtDevice) -> None:
     """An index could be changed behind the check of it: it is never read in the client's memory."""
     graph = GraphBuilder()
@@ -389,8 +328,7 @@ async def test_the_session_is_tried_once(
     assert prepared.native is not None
     request = request_for(model, drawn(model, 1))
     arguments = prepared.bind(request)
-    assert prepared.native(arguments) is None and tries == [], "no execution has shown that it is brief"
-    await prepared.execute_synchronously(request)
+    assert tries == [], "none was asked for"
     for _ in range(3):
         assert prepared.native(arguments) is None
     assert len(tries) == 1 and tries[0] > 0
@@ -553,48 +491,3 @@ async def test_without_the_interface_bursts_call_python(
     ]
     await burst.controller.aclose()
     await prepared.aclose()
-
-
-# Driver processes
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.slow
-@pytest.mark.parametrize("native", ["0", "1"])
-async def test_driver_processes_give_the_same_outputs(
-    monkeypatch: pytest.MonkeyPatch, example_data: Path, native: str
-) -> None:
-    monkeypatch.setenv("AIONN_NATIVE", native)
-    path = example_data / "shapes_int8.tflite"
-    model = load_tflite(path).model
-    async with (
-        aionn.open(drivers=["ort-cpu"], hang_after_s=20.0) as runtime,
-        aionn.open(drivers=["ort-cpu"], isolation="in_process") as here,
-    ):
-        net, beside = await runtime.compile(path), await here.compile(path)
-        async with net.burst(slots=2) as burst:
-            for seed in range(24):
-                values = drawn(model, seed % 4)
-                deadline = aionn.after(20) if seed % 3 else None
-                result = await burst.execute(values, deadline=deadline)
-                wanted = await beside.execute(values)
-                assert result.outputs[0].tobytes() == wanted.outputs[0].tobytes()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "family",
-    [
-        "depthwise_conv2d_per_channel",
-        *(pytest.param(n, marks=pytest.mark.long) for n in ("l2_pool_v1_2", "reduce_max")),
-    ],
-)
-async def test_families_pass_in_bursts_without_python(
-    monkeypatch: pytest.MonkeyPatch, shared: Path, family: str
-) -> None:
-    monkeypatch.setenv("AIONN_NATIVE", "1")
-    report = await run_suite(
-        "ort-cpu", shared / "cts", contains=family, settings=Settings("burst", ("general",), 30.0), jobs=1
-    )
-    assert [str(failure) for failure in report.failures] == []
-    assert report.passed > 0
