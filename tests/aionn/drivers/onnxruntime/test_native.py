@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import time
 import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -335,6 +336,13 @@ async def test_the_session_is_tried_once(
     await prepared.aclose()
 
 
+def test_waiting_for_a_processor_is_not_counted() -> None:
+    """An execution of one thread is measured by its processor time; one of several threads, which wait for each other, is not."""
+    source = Loading(provider_named("ort-cpu"), 1, is_native=True).source(b"")
+    clocks = [NativeModel(source._replace(thread_count=count), (), 0).clock for count in (1, 2)]
+    assert clocks == [time.thread_time_ns, time.monotonic_ns]
+
+
 # Failures
 
 
@@ -352,7 +360,7 @@ async def test_a_call_that_fails_is_answered_with_the_message_and_its_status_is_
         released.append(name)
         release(self, name, handle)
 
-    monkeypatch.setattr(NativeSession, "quickest_ns", lambda self: 0)
+    monkeypatch.setattr(NativeSession, "quickest_ns", lambda self, clock: 0)
     monkeypatch.setattr(NativeSession, "bind", without_arguments)
     model = load_tflite(example_data / "shapes_int8.tflite").model
     prepared = await device.prepare_model(model)
