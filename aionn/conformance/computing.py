@@ -119,7 +119,7 @@ async def computing(
     """Makes a request ready to be computed in a mode, any number of times, one after the other.
 
     A burst remembers the memories from the first time on, and carries no loop time-out: the default holds there. Without timings it
-    computes twice: a driver may answer the second packet, of the same bytes, without decoding it (``AIONN_NATIVE``). Fenced execution
+    computes twice: a driver may answer the second packet, of the same bytes, without Python (``AIONN_NATIVE``). Fenced execution
     computes twice, the second waiting for the first.
     """
     if mode == "sync":
