@@ -170,7 +170,8 @@ class NativeModel:
             library = self._library = _library()
             compiled = library.imported(blob, properties)
         self.functions = library.functions
-        end = weakref.finalize(self, self.functions.ov_compiled_model_free, compiled)
+        # OpenVINO reads the constants where they are, in the exported bytes, as long as the compiled model lives.
+        end = weakref.finalize(self, _free_model, self.functions, compiled, blob)
         end.atexit = False
         self._compiled = compiled
         self._shapes = [argument.shape or () for argument in arguments]
@@ -237,6 +238,12 @@ class NativeModel:
         """Makes a call; its status."""
         status: int = self.functions.ov_infer_request_infer(*call.words)
         return status
+
+
+def _free_model(functions: ctypes.CDLL, compiled: ctypes.c_void_p, blob: bytes) -> None:
+    """Ends a compiled model before the bytes that it reads."""
+    functions.ov_compiled_model_free(compiled)
+    del blob
 
 
 def native_models(

@@ -169,6 +169,29 @@ async def test_closed_model_frees_its_objects_when_its_bursts_forget_it(device: 
     assert freed == [1] * device.info.slots
 
 
+async def test_exported_bytes_live_as_long_as_the_models_that_read_them(
+    device: OpenvinoDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO's C interface copies no constants: freed, they are whatever the process keeps there next."""
+    exported: list[bytes] = []
+
+    def noted(blob: bytes, *arguments: Any) -> Any:
+        exported.append(blob)
+        return native.native_models(blob, *arguments)
+
+    monkeypatch.setattr(engine, "native_models", noted)
+    model = products(2, 16)
+    prepared: Any = await device.prepare_model(model)
+    assert has_calls(prepared, model)
+    blob = exported.pop()
+    assert sys.getrefcount(blob) - 2 == device.info.slots
+    await prepared.aclose()
+    prepared.release()
+    del prepared
+    gc.collect()
+    assert sys.getrefcount(blob) == 2
+
+
 async def test_model_that_is_closed_during_a_call_gives_its_result(device: OpenvinoDevice) -> None:
     model = products(200, 192)
     prepared: Any = await device.prepare_model(model)
