@@ -8,8 +8,12 @@ from typing import Any, cast
 import pytest
 
 from aionn.conformance.computing import computing
+from aionn.conformance.requests import FILL, GuardedRequest
 from aionn.errors import ErrorStatus, GeneralFailure
-from aionn.hal import NO_TIMING, ExecutionResult, Request
+from aionn.hal import NO_TIMING, ExecutionResult, Memory, Request
+
+_PLACE = slice(64, 68)
+"""The only output's, behind a guard."""
 
 
 class _Burst:
@@ -17,12 +21,15 @@ class _Burst:
 
     def __init__(self, fails_from: int) -> None:
         self.executed: list[Sequence[int]] = []
+        self.found: list[set[int]] = []
         self._fails_from = fails_from
 
     async def execute_synchronously(
         self, request: Request, identifiers: Sequence[int], *, measure: bool
     ) -> ExecutionResult:
         self.executed.append(tuple(identifiers))
+        self.found.append(set(cast(Memory, request.pools[1]).array[_PLACE].tolist()))
+        cast(Memory, request.pools[1]).array[_PLACE] = len(self.executed)
         if len(self.executed) > self._fails_from:
             raise GeneralFailure("by plan")
         return ExecutionResult(True, (), NO_TIMING)
@@ -53,8 +60,11 @@ async def test_burst_computes_twice_with_the_same_memories(
     fails_from: int, measure: bool, count: int, status: ErrorStatus
 ) -> None:
     burst = _Burst(fails_from)
-    request = Request((), (), (cast(Any, "a memory"), cast(Any, "another")))
-    async with computing(cast(Any, _Prepared(burst)), request, "burst", measure=measure) as compute:
-        answer = await compute()
+    with GuardedRequest([b"1234"], [4]) as guarded:
+        async with computing(
+            cast(Any, _Prepared(burst)), guarded.request, "burst", measure=measure
+        ) as compute:
+            answer = await compute()
     assert answer.status is status
     assert burst.executed == [(0, 1)] * count
+    assert burst.found == [{FILL}] * count, "nothing old can pass for a result"
