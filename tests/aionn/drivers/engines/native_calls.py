@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import numpy as np
 
 from aionn.hal import Memory, Request
 from tests.aionn.burst.native_device import NativeBurst
+
+WAIT_S = 30.0
 
 
 def drawn(model: Any, seed: int) -> list[np.ndarray[Any, Any]]:
@@ -30,6 +33,15 @@ def output_bytes(request: Request) -> bytes:
     answer = pool.array[location.offset : location.offset + location.length].tobytes()
     pool.array[location.offset : location.offset + location.length] = 0xAA
     return answer
+
+
+async def python_bytes(prepared: Any, request: Request) -> bytes:
+    """The first output of an execution by Python. Its slot is free afterwards, so that the next packet can be answered natively."""
+    await prepared.execute_synchronously(request)
+    with anyio.fail_after(WAIT_S):
+        while prepared.device.gate._slots.held_count:  # A job is released after its answer.
+            await anyio.sleep(0.001)
+    return output_bytes(request)
 
 
 def answered(burst: NativeBurst) -> int:

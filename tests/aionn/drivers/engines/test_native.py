@@ -19,7 +19,7 @@ from aionn.errors import DeviceUnavailable, GeneralFailure
 from aionn.hal import Memory
 from aionn.models.tflite import load_tflite
 from tests.aionn.burst.native_device import NativeBurst
-from tests.aionn.drivers.engines.native_calls import answered, drawn, output_bytes
+from tests.aionn.drivers.engines.native_calls import answered, drawn, output_bytes, python_bytes
 
 INTERFACES = {
     "litert-cpu": "aionn.drivers.litert.in_place",
@@ -73,8 +73,7 @@ async def test_native_calls_give_the_bytes_of_python_in_every_buffer(
     requests = [request_for(model, drawn(model, seed)) for seed in range(3)]
     wanted = []
     for asked in requests:
-        await prepared.execute_synchronously(asked)
-        wanted.append(output_bytes(asked))
+        wanted.append(await python_bytes(prepared, asked))
     assert len(set(wanted)) == 3 or "float" not in file, "noise is of one class there"
     burst = NativeBurst(prepared)
     for _ in range(4):
@@ -165,8 +164,7 @@ async def test_a_call_that_fails_fails_its_execution_alone(device: Any, example_
     model = load_tflite(example_data / "shapes_int8.tflite").model
     prepared = await device.prepare_model(model)
     request = request_for(model, drawn(model, 1))
-    await prepared.execute_synchronously(request)
-    wanted = output_bytes(request)
+    wanted = await python_bytes(prepared, request)
     give, spoiled = prepared.native, []
 
     def native(arguments: Any) -> Any:

@@ -40,7 +40,7 @@ from aionn.drivers.onnxruntime.engine import Loading
 from aionn.drivers.onnxruntime.native import KeptCall, NativeModel, NativeSession
 from aionn.drivers.onnxruntime.providers import Provider, provider_named
 from tests.aionn.burst.native_device import NativeBurst
-from tests.aionn.drivers.engines.native_calls import answered, drawn, output_bytes
+from tests.aionn.drivers.engines.native_calls import answered, drawn, output_bytes, python_bytes
 
 FILES = ("shapes_float.tflite", "shapes_int8.tflite", "small_cnn.onnx")
 
@@ -78,8 +78,7 @@ async def checked_bytes(prepared: Any, model: Model) -> None:
     requests = [request_for(model, drawn(model, seed)) for seed in range(3)]
     wanted = []
     for request in requests:
-        await prepared.execute_synchronously(request)
-        wanted.append(output_bytes(request))
+        wanted.append(await python_bytes(prepared, request))
     burst = NativeBurst(prepared)
     for _ in range(4):
         for number, request in enumerate(requests):

@@ -25,7 +25,7 @@ from aionn.drivers.openvino import engine, native
 from aionn.drivers.openvino.driver import OpenvinoDevice
 from tests.aionn.burst.native_device import NativeBurst
 from tests.aionn.drivers.engines.indexes import gather
-from tests.aionn.drivers.engines.native_calls import answered, drawn, output_bytes
+from tests.aionn.drivers.engines.native_calls import answered, drawn, output_bytes, python_bytes
 from tests.aionn.drivers.openvino.test_neighbours import rotated
 
 FLOAT = OperandType.TENSOR_FLOAT32
@@ -222,8 +222,7 @@ async def test_calls_and_python_together_give_the_same_bytes(
     requests = [request_for(model, drawn(model, seed)) for seed in range(3)]
     wanted = []
     for request in requests:
-        await prepared.execute_synchronously(request)
-        wanted.append(output_bytes(request))
+        wanted.append(await python_bytes(prepared, request))
     bursts = [NativeBurst(prepared) for _ in range(2)]
 
     async def by_burst(place: int) -> None:
