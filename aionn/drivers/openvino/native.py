@@ -143,7 +143,8 @@ class KeptCall:
         assert request.value is not None, "it was made"
         self.words: tuple[int, ...] = (request.value,)
         self._kept = model, arrays
-        end = weakref.finalize(self, model.functions.ov_infer_request_free, request)
+        # The model lives until then: the collector ends the objects of a cycle in any order.
+        end = weakref.finalize(self, _free_request, model, request)
         end.atexit = False  # A thread may still make the call then.
 
 
@@ -238,6 +239,11 @@ class NativeModel:
         """Makes a call; its status."""
         status: int = self.functions.ov_infer_request_infer(*call.words)
         return status
+
+
+def _free_request(model: NativeModel, request: ctypes.c_void_p) -> None:
+    """Ends a request before the model that it runs."""
+    model.functions.ov_infer_request_free(request)
 
 
 def _free_model(functions: ctypes.CDLL, compiled: ctypes.c_void_p, blob: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import subprocess
 import sys
@@ -190,6 +191,27 @@ async def test_exported_bytes_live_as_long_as_the_models_that_read_them(
     del prepared
     gc.collect()
     assert sys.getrefcount(blob) == 2
+
+
+def test_request_ends_before_its_model_where_the_collector_finds_both() -> None:
+    """The exported bytes end with the model, and a request that is left keeps OpenVINO's own model, which refers to them."""
+    ended: list[str] = []
+
+    class Functions:
+        def ov_infer_request_free(self, request: ctypes.c_void_p) -> None:
+            ended.append("request")
+
+    class Compiled:
+        functions = Functions()
+
+    model: Any = Compiled()
+    weakref.finalize(model, ended.append, "model")
+    call = native.KeptCall(model, ctypes.c_void_p(1), [])
+    cycle: list[Any] = [model, call]
+    cycle.append(cycle)
+    del model, call, cycle
+    gc.collect()
+    assert ended == ["request", "model"]
 
 
 async def test_model_that_is_closed_during_a_call_gives_its_result(device: OpenvinoDevice) -> None:
