@@ -36,6 +36,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from aionn.platform.kernel_timer import Times
 from aionn.platform.memory_turns import memory_turn
 
 __all__ = [
@@ -248,12 +249,6 @@ def _close_ranges(ordered: list[int]) -> None:
         del ordered[begin:]
 
 
-class _Expiration(ctypes.Structure):
-    """``struct itimerspec``."""
-
-    _fields_ = [(name, ctypes.c_long) for name in ("interval_s", "interval_ns", "value_s", "value_ns")]
-
-
 class _Event(ctypes.Structure):
     """``struct sigevent``."""
 
@@ -270,11 +265,12 @@ _SIGNAL = signal.SIGRTMAX - 3
 _SIGEV_THREAD_ID = 4
 _DEFAULT = 0
 
+_libc.signal.restype = ctypes.c_void_p
+_libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
+
 
 def _takes_signal() -> bool:
-    """Has the signal call a function that does nothing, unless this process uses it otherwise; once for the process."""
-    _libc.signal.restype = ctypes.c_void_p
-    _libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
+    """Has the signal call a function that does nothing, unless this process uses it otherwise."""
     # Not by Python: a handler of Python can be set by the main thread alone, and wakes it each time.
     ours = ctypes.cast(_libc.abs, ctypes.c_void_p).value
     before = _libc.signal(_SIGNAL, ours)
@@ -298,7 +294,7 @@ def _not_lingering() -> Iterator[None]:
     try:
         if is_made:
             each_ns = int(LINGERING_S * 1e9)
-            _libc.timer_settime(timer, 0, ctypes.byref(_Expiration(0, each_ns, 0, each_ns)), None)
+            _libc.timer_settime(timer, 0, ctypes.byref(Times(0, each_ns, 0, each_ns)), None)
         yield
     finally:
         if is_made:

@@ -26,7 +26,7 @@ from heapq import heapify, heappop, heappush
 
 import anyio
 
-__all__ = ["CallTable", "SharedTimer", "TimedCall", "goes_by_kernel", "sleep_beside_executions"]
+__all__ = ["CallTable", "SharedTimer", "TimedCall", "Times", "goes_by_kernel", "sleep_beside_executions"]
 
 NS = 1e-9
 
@@ -43,7 +43,7 @@ _TFD_TIMER_ABSTIME = 1
 _NEVER_NS = 1 << 63
 
 
-class _Times(ctypes.Structure):
+class Times(ctypes.Structure):
     """``struct itimerspec``: the interval, 0 for one expiration, and the time until that, each in seconds and nanoseconds."""
 
     _fields_ = [
@@ -82,7 +82,7 @@ def _new_timer() -> int:
 def _set_timer(fd: int, time_ns: int, flags: int) -> None:
     """Has a timer expire once; never for 0. Its descriptor is not readable before."""
     whole_s, ns = divmod(time_ns, 10**9)
-    times = _Times(0, 0, whole_s, ns)
+    times = Times(0, 0, whole_s, ns)
     if _libc.timerfd_settime(fd, flags, ctypes.byref(times), None):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -28,6 +28,7 @@ import numpy as np
 
 from aionn.drivers.kit.arguments import Array, OutputArea, address_of
 from aionn.drivers.kit.engines.bound import BoundArguments, Place
+from aionn.drivers.kit.engines.c_library import CLibrary, Handle
 from aionn.drivers.kit.engines.slot import BoundSlot
 from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.threads.classes import engine_call
@@ -46,7 +47,6 @@ _ELEMENT_TYPES = {
 }  # fmt: skip
 _CPU = 1
 
-_Handle = ctypes.c_void_p
 _lock = threading.Lock()
 
 
@@ -93,27 +93,27 @@ _keep = _Destructor(lambda payload: None)
 """Destroys nothing: Python owns the payload."""
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "LiteRtCreateEnvironment": (ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(_Handle)),
-    "LiteRtCreateModelFromBuffer": (_Handle, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(_Handle)),
-    "LiteRtCreateOptions": (ctypes.POINTER(_Handle),),
-    "LiteRtSetOptionsHardwareAccelerators": (_Handle, ctypes.c_int),
+    "LiteRtCreateEnvironment": (ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Handle)),
+    "LiteRtCreateModelFromBuffer": (Handle, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(Handle)),
+    "LiteRtCreateOptions": (ctypes.POINTER(Handle),),
+    "LiteRtSetOptionsHardwareAccelerators": (Handle, ctypes.c_int),
     "LiteRtCreateOpaqueOptions": (
         ctypes.c_char_p,
         ctypes.c_char_p,
         _Destructor,
-        ctypes.POINTER(_Handle),
+        ctypes.POINTER(Handle),
     ),
-    "LiteRtAddOpaqueOptions": (_Handle, _Handle),
-    "LiteRtCreateCompiledModel": (_Handle, _Handle, _Handle, ctypes.POINTER(_Handle)),
+    "LiteRtAddOpaqueOptions": (Handle, Handle),
+    "LiteRtCreateCompiledModel": (Handle, Handle, Handle, ctypes.POINTER(Handle)),
     "LiteRtCreateTensorBufferFromHostMemory": (
         ctypes.POINTER(_TensorType),
         ctypes.c_void_p,
         ctypes.c_size_t,
         ctypes.c_void_p,
-        ctypes.POINTER(_Handle),
+        ctypes.POINTER(Handle),
     ),
     "LiteRtRunCompiledModel": (
-        _Handle,
+        Handle,
         ctypes.c_size_t,
         ctypes.c_size_t,
         ctypes.c_void_p,
@@ -122,10 +122,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     ),
 }
 _DESTROY = {
-    "LiteRtDestroyTensorBuffer": (_Handle,),
-    "LiteRtDestroyCompiledModel": (_Handle,),
-    "LiteRtDestroyModel": (_Handle,),
-    "LiteRtDestroyOptions": (_Handle,),
+    "LiteRtDestroyTensorBuffer": (Handle,),
+    "LiteRtDestroyCompiledModel": (Handle,),
+    "LiteRtDestroyModel": (Handle,),
+    "LiteRtDestroyOptions": (Handle,),
 }
 
 
@@ -134,37 +134,17 @@ def is_known_version() -> bool:
     return importlib.metadata.version("ai-edge-litert").startswith(VERSIONS_KNOWN)
 
 
-class _Library:
+class _Library(CLibrary):
     """The shared library and its environment, of which a process has one."""
 
     def __init__(self) -> None:
         spec = importlib.util.find_spec("ai_edge_litert")
         assert spec is not None and spec.origin is not None, "its version was read"
         path = os.path.join(os.path.dirname(spec.origin), "libLiteRt.so")
-        try:
-            self.functions = ctypes.CDLL(path)
-            for name, arguments in _SIGNATURES.items():
-                getattr(self.functions, name).argtypes = arguments
-                getattr(self.functions, name).restype = ctypes.c_int
-            for name, arguments in _DESTROY.items():
-                getattr(self.functions, name).argtypes = arguments
-                getattr(self.functions, name).restype = None
-        except (OSError, AttributeError) as e:
-            raise Unsupported(f"LiteRT's C interface: {e}") from e
+        super().__init__(path, "LiteRT", _SIGNATURES, _DESTROY)
         # Without this LiteRT looks for accelerators that are not there, and complains.
         option = _EnvironmentOption(_AUTO_REGISTER, _INTEGER, _CPU)
         self.environment = self.make("LiteRtCreateEnvironment", 1, ctypes.byref(option))
-
-    def make(self, function: str, *arguments: Any) -> ctypes.c_void_p:
-        """Calls a function whose last argument takes a new handle."""
-        handle = _Handle()
-        self.check(function, getattr(self.functions, function)(*arguments, ctypes.byref(handle)))
-        return handle
-
-    @staticmethod
-    def check(function: str, status: int) -> None:
-        if status:
-            raise Unsupported(f"LiteRT refuses it: {function} gives status {status}")
 
 
 @functools.cache
@@ -296,9 +276,9 @@ class InPlaceEngine(BoundSlot[_Call]):
             self._compiled,
             0,
             len(read),
-            (_Handle * len(read))(*read),
+            (Handle * len(read))(*read),
             len(written),
-            (_Handle * len(written))(*written),
+            (Handle * len(written))(*written),
         )
 
     def compute(self, arguments: _Call) -> None:

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from aionn.drivers.kit.arguments import Array, address_of, engine_memory
+from aionn.drivers.kit.engines.c_library import CLibrary, Handle
 from aionn.drivers.kit.engines.support import Unsupported
 from aionn.drivers.kit.onnx.lowered import Argument
 
@@ -43,7 +44,6 @@ BLOB_BYTES_MAX = 4 << 20
 
 _CPU = b"CPU"
 
-_Handle = ctypes.c_void_p
 _logger = logging.getLogger("aionn.driver")
 _turn = threading.Lock()
 
@@ -53,27 +53,27 @@ class _Shape(ctypes.Structure):
 
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "ov_core_create": (ctypes.POINTER(_Handle),),
+    "ov_core_create": (ctypes.POINTER(Handle),),
     # Its arguments from the third one on are variable, and ctypes passes them by their own types.
-    "ov_core_set_property": (_Handle, ctypes.c_char_p),
+    "ov_core_set_property": (Handle, ctypes.c_char_p),
     "ov_core_import_model": (
-        _Handle,
+        Handle,
         ctypes.c_char_p,
         ctypes.c_size_t,
         ctypes.c_char_p,
-        ctypes.POINTER(_Handle),
+        ctypes.POINTER(Handle),
     ),
-    "ov_compiled_model_create_infer_request": (_Handle, ctypes.POINTER(_Handle)),
-    "ov_infer_request_get_input_tensor_by_index": (_Handle, ctypes.c_size_t, ctypes.POINTER(_Handle)),
-    "ov_infer_request_get_output_tensor_by_index": (_Handle, ctypes.c_size_t, ctypes.POINTER(_Handle)),
-    "ov_infer_request_set_input_tensor_by_index": (_Handle, ctypes.c_size_t, _Handle),
-    "ov_infer_request_set_output_tensor_by_index": (_Handle, ctypes.c_size_t, _Handle),
-    "ov_infer_request_infer": (_Handle,),
-    "ov_tensor_get_element_type": (_Handle, ctypes.POINTER(ctypes.c_int)),
-    "ov_tensor_get_byte_size": (_Handle, ctypes.POINTER(ctypes.c_size_t)),
-    "ov_tensor_create_from_host_ptr": (ctypes.c_int, _Shape, ctypes.c_void_p, ctypes.POINTER(_Handle)),
+    "ov_compiled_model_create_infer_request": (Handle, ctypes.POINTER(Handle)),
+    "ov_infer_request_get_input_tensor_by_index": (Handle, ctypes.c_size_t, ctypes.POINTER(Handle)),
+    "ov_infer_request_get_output_tensor_by_index": (Handle, ctypes.c_size_t, ctypes.POINTER(Handle)),
+    "ov_infer_request_set_input_tensor_by_index": (Handle, ctypes.c_size_t, Handle),
+    "ov_infer_request_set_output_tensor_by_index": (Handle, ctypes.c_size_t, Handle),
+    "ov_infer_request_infer": (Handle,),
+    "ov_tensor_get_element_type": (Handle, ctypes.POINTER(ctypes.c_int)),
+    "ov_tensor_get_byte_size": (Handle, ctypes.POINTER(ctypes.c_size_t)),
+    "ov_tensor_create_from_host_ptr": (ctypes.c_int, _Shape, ctypes.c_void_p, ctypes.POINTER(Handle)),
 }
-_ENDS = ("ov_compiled_model_free", "ov_infer_request_free", "ov_tensor_free")
+_ENDS = dict.fromkeys(("ov_compiled_model_free", "ov_infer_request_free", "ov_tensor_free"), (Handle,))
 
 
 def is_known_version() -> bool:
@@ -81,7 +81,7 @@ def is_known_version() -> bool:
     return importlib.metadata.version("openvino").startswith(VERSIONS_KNOWN)
 
 
-class _Library:
+class _Library(CLibrary):
     """The shared library and its core, of which a process has one."""
 
     def __init__(self) -> None:
@@ -91,28 +91,8 @@ class _Library:
         found = sorted((Path(spec.origin).parent / "libs").glob("libopenvino_c.so*"))
         if not found:
             raise Unsupported("OpenVINO's C interface: the installed package lacks libopenvino_c.so")
-        try:
-            self.functions = ctypes.CDLL(str(found[0]))
-            for name, arguments in _SIGNATURES.items():
-                getattr(self.functions, name).argtypes = arguments
-                getattr(self.functions, name).restype = ctypes.c_int
-            for name in _ENDS:
-                getattr(self.functions, name).argtypes = (_Handle,)
-                getattr(self.functions, name).restype = None
-        except (OSError, AttributeError) as e:
-            raise Unsupported(f"OpenVINO's C interface: {e}") from e
+        super().__init__(str(found[0]), "OpenVINO", _SIGNATURES, _ENDS)
         self._core = self.make("ov_core_create")
-
-    def make(self, function: str, *arguments: Any) -> ctypes.c_void_p:
-        """Calls a function whose last argument takes a new handle."""
-        handle = _Handle()
-        self.check(function, getattr(self.functions, function)(*arguments, ctypes.byref(handle)))
-        return handle
-
-    @staticmethod
-    def check(function: str, status: int) -> None:
-        if status:
-            raise Unsupported(f"OpenVINO refuses it: {function} gives status {status}")
 
     def imported(self, blob: bytes, properties: Mapping[str, str]) -> ctypes.c_void_p:
         """A compiled model of exported bytes. Called with the turn held: properties are those of the core."""
