@@ -33,7 +33,7 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from aionn.platform.kernel_timer import Times
@@ -90,6 +90,9 @@ TRIES_MAX = 1000
 
 TRY_S = 0.01
 """Pause between two of them."""
+
+IDLE_S = 0.5
+"""Time for which a thread waits for more work before it ends: to start one takes as long as many closings."""
 
 _libc = ctypes.PyDLL(None)
 """Functions of C that keep the interpreter's lock: for calls that never wait in the kernel."""
@@ -215,13 +218,11 @@ class _Job:
         if not self._left and self._mapping is not None:
             self._release_mapping()
         # Closings of all but memory may take as long as another process likes: they never have a turn.
-        limited: contextlib.AbstractContextManager[None]
-        if self._others is None:
-            limited = _not_lingering()
-        else:
-            limited = memory_turn() if self._fds else contextlib.nullcontext()
-        with limited:
+        if self._others is None or not self._fds:
             _close_ranges(self._fds)
+        else:
+            with memory_turn():
+                _close_ranges(self._fds)
         self._used_ns += time.thread_time_ns() - began_ns
         if self._left and self._others is not None:
             self._others.put(_Job(self._left, self._mapping, self._on_closed, None, self._used_ns))
@@ -280,73 +281,173 @@ def _takes_signal() -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _not_lingering() -> Iterator[None]:
-    """Has this thread get a signal every ``LINGERING_S``, which ends the kernel's wait for the peer of a socket. Where there is no
-    timer left, it waits.
+class _Limit:
+    """Has a thread get a signal every ``LINGERING_S`` while it closes, which ends the kernel's wait for the peer of a socket. Where
+    there is no timer left, it waits.
     """
-    timer = ctypes.c_void_p()
-    event = _Event(None, _SIGNAL, _SIGEV_THREAD_ID, _thread.get_native_id())
-    is_made = (
-        _takes_signal()
-        and _libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) == 0
-    )
-    try:
-        if is_made:
-            each_ns = int(LINGERING_S * 1e9)
-            _libc.timer_settime(timer, 0, ctypes.byref(Times(0, each_ns, 0, each_ns)), None)
-        yield
-    finally:
-        if is_made:
-            _libc.timer_delete(timer)
+
+    __slots__ = ("_each", "_event", "_is_made", "_never", "_timer")
+
+    def __init__(self) -> None:
+        each_ns = int(LINGERING_S * 1e9)
+        self._each, self._never = Times(0, each_ns, 0, each_ns), Times()
+        self._event = _Event(None, _SIGNAL, _SIGEV_THREAD_ID, 0)
+        self._timer = ctypes.c_void_p()
+        self._is_made = False
+
+    def begin(self) -> None:
+        """In the thread, before it closes."""
+        if not _takes_signal():
+            return
+        if not self._is_made:
+            self._event.thread = _thread.get_native_id()
+            made = _libc.timer_create(
+                time.CLOCK_MONOTONIC, ctypes.byref(self._event), ctypes.byref(self._timer)
+            )
+            self._is_made = made == 0
+        self._set(self._each)
+
+    def end(self) -> None:
+        """After that."""
+        self._set(self._never)
+
+    def _set(self, times: Times) -> None:
+        if self._is_made:
+            _libc.timer_settime(self._timer, 0, ctypes.byref(times), None)
+
+    def remove(self) -> None:
+        """Before the thread ends: a timer is for one thread."""
+        if self._is_made:
+            self._is_made = False
+            _libc.timer_delete(self._timer)
+
+
+class _Place:
+    """Room for a thread. Made before any thread is, so that no shortage of memory loses it.
+
+    Attributes:
+        wake: Released where there is work for the thread that waits in this place.
+        limit: For what its thread closes; None for memory alone.
+    """
+
+    __slots__ = ("limit", "wake")
+
+    def __init__(self, limit: _Limit | None) -> None:
+        self.wake = _thread.allocate_lock()
+        self.wake.acquire()
+        self.limit = limit
+
+    def close(self, job: _Job) -> None:
+        """Does a job, and tries again for a while where no memory is left."""
+        # An error would end the thread, and its place would be lost: all later descriptors would stay open.
+        for _ in range(TRIES_MAX):
+            try:
+                self._close(job)
+            except MemoryError:
+                time.sleep(TRY_S)
+            else:
+                return
+
+    def _close(self, job: _Job) -> None:
+        if self.limit is None:
+            job.do()
+            return
+        try:
+            self.limit.begin()
+            job.do()
+        finally:
+            self.limit.end()
+
+    def waits(self) -> bool:
+        """Waits for work; returns whether there was some."""
+        with contextlib.suppress(MemoryError):
+            return self.wake.acquire(timeout=IDLE_S)
+        return False
+
+    def leave(self) -> None:
+        """Before the thread ends."""
+        if self.limit is not None:
+            with contextlib.suppress(MemoryError):
+                self.limit.remove()
 
 
 class _Threads:
-    """Threads that close, started when there is work, and ended without it."""
+    """Threads that close, started when there is work, and ended some time after the last one.
 
-    # Each step is one operation of a C type: a finaliser may come between any two, and call ``put``.
+    Args:
+        count: Most of them.
+        is_limited: Whether what they close may wait for the peer of a socket.
+    """
 
-    def __init__(self, count: int) -> None:
-        self._places = collections.deque(range(count))
+    # Each step is one operation of a C type: a finaliser may come between any two, and call ``put``. A place is in ``_free``, in
+    # ``_waiting`` or with a thread that closes.
+
+    def __init__(self, count: int, *, is_limited: bool) -> None:
+        self._count, self._is_limited = count, is_limited
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets threads and jobs: the child of a ``fork`` has none of the threads."""
+        # The child's descriptors of such jobs stay open: who forks closes what he does not want, as ever.
+        places = (_Place(_Limit() if self._is_limited else None) for _ in range(self._count))
+        self._free = collections.deque(places)
+        self._waiting: collections.deque[_Place] = collections.deque()
         self.jobs: collections.deque[_Job] = collections.deque()
+
+    def is_idle(self) -> bool:
+        """Whether nothing is to be closed, and no thread closes."""
+        return not self.jobs and len(self._waiting) + len(self._free) == self._count
 
     def put(self, job: _Job) -> None:
         self.jobs.append(job)
+        try:
+            # The one that waited last: the others end where there is little work.
+            self._waiting.pop().wake.release()
+        except IndexError:
+            self._start()
+
+    def _start(self) -> None:
         with contextlib.suppress(IndexError):
-            place = self._places.popleft()
+            place = self._free.popleft()
             try:
                 _thread.start_new_thread(self._work, (place,))
             except (MemoryError, RuntimeError):  # No thread is left.
-                self._work(place)
+                self._do_all(place)
+                self._end(place)
 
-    def _work(self, place: int) -> None:
+    def _work(self, place: _Place) -> None:
         while True:
-            with contextlib.suppress(IndexError):
-                while True:
-                    _do(self.jobs.popleft())
-            self._places.append(place)
-            # Looked at again when the place is free: one that came before that found none.
-            if not self.jobs:
-                return
-            try:
-                place = self._places.popleft()
-            except IndexError:
-                return
+            self._do_all(place)
+            self._waiting.append(place)
+            # Looked at again after that: a job that came before found nobody who waits.
+            if self.jobs or not place.waits():
+                try:
+                    self._waiting.remove(place)
+                except ValueError:
+                    # It has work, and is woken now. The wait ends also if an exception of a signal came in between.
+                    place.wake.acquire(timeout=IDLE_S)
+                    continue
+                if not self.jobs:
+                    break
+        self._end(place)
+
+    def _do_all(self, place: _Place) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                place.close(self.jobs.popleft())
+
+    def _end(self, place: _Place) -> None:
+        place.leave()
+        self._free.append(place)
+        # Looked at again when the place is free: a job that came before found none.
+        if self.jobs:
+            self._start()
 
 
-def _do(job: _Job) -> None:
-    # An error would end the thread, and its place would be lost: all later descriptors would stay open.
-    for _ in range(TRIES_MAX):
-        try:
-            job.do()
-        except MemoryError:
-            time.sleep(TRY_S)
-        else:
-            return
-
-
-_memories = _Threads(1)
-_others = _Threads(OTHERS_MAX)
+_memories = _Threads(1, is_limited=False)
+_others = _Threads(OTHERS_MAX, is_limited=True)
+os.register_at_fork(after_in_child=_memories.reset)
+os.register_at_fork(after_in_child=_others.reset)
 
 
 def _nothing(used_ns: int) -> None:

@@ -12,6 +12,8 @@ import select
 import socket
 import struct
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,16 +186,114 @@ def test_closing_that_fails_for_want_of_memory_keeps_no_later_one_open() -> None
     assert closed.wait(WAIT_S_MAX)
 
 
+class Counted:
+    """A closing without descriptors, as a job of threads."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+        self.done = threading.Semaphore(0)
+
+    def do(self) -> None:
+        self.threads.append(threading.get_native_id())
+        self.done.release()
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
 def test_closing_for_which_no_thread_can_be_made_keeps_no_later_one_open(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_limited: bool
 ) -> None:
     def start(*_: object) -> None:
         raise MemoryError
 
-    closed = threading.Semaphore(0)
+    threads, job = descriptors._Threads(1, is_limited=is_limited), Counted()
     with monkeypatch.context() as patched:
         patched.setattr(_thread, "start_new_thread", start)
-        close_apart([sealed(4096)], lambda _: closed.release())
-    close_apart([sealed(4096)], lambda _: closed.release())
-    assert closed.acquire(timeout=WAIT_S_MAX)
-    assert closed.acquire(timeout=WAIT_S_MAX)
+        threads.put(job)
+    assert job.threads == [threading.get_native_id()]
+    threads.put(job)
+    for _ in range(2):
+        assert job.done.acquire(timeout=WAIT_S_MAX)
+    assert job.threads[1] != threading.get_native_id()
+
+
+def test_closings_one_after_the_other_have_one_thread_and_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start a thread takes as long as many closings, and a server closes a fence for each fenced execution."""
+    monkeypatch.setattr(descriptors, "IDLE_S", WAIT_S_MAX)
+    threads, job = descriptors._Threads(OTHERS_MAX, is_limited=True), Counted()
+    for _ in range(100):
+        threads.put(job)
+        assert job.done.acquire(timeout=WAIT_S_MAX)
+        _wait_until(lambda: len(threads._waiting) == 1)
+    assert len(set(job.threads)) == 1
+    assert len(threads._free) == OTHERS_MAX - 1
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+
+
+def _timers() -> str:
+    return Path("/proc/self/timers").read_text()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/timers"), reason="the kernel does not list timers")
+def test_thread_and_timer_end_some_time_after_the_last_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptors, "IDLE_S", 0.001)
+    before = _timers().count("ID:")
+    threads, job = descriptors._Threads(3, is_limited=True), Counted()
+    for _ in range(10):
+        threads.put(job)
+    for _ in range(10):
+        assert job.done.acquire(timeout=WAIT_S_MAX)
+    _wait_until(lambda: len(threads._free) == 3)
+    assert not threads._waiting
+    assert not threads.jobs
+    assert _timers().count("ID:") <= before
+
+
+def test_closings_from_many_threads_are_all_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of closing end and are woken all the time meanwhile."""
+    monkeypatch.setattr(descriptors, "IDLE_S", 1e-6)
+    threads, job = descriptors._Threads(2, is_limited=False), Counted()
+    putting = [threading.Thread(target=lambda: [threads.put(job) for _ in range(1000)]) for _ in range(4)]
+    for thread in putting:
+        thread.start()
+    for thread in putting:
+        thread.join(WAIT_S_MAX)
+    for _ in range(4000):
+        assert job.done.acquire(timeout=WAIT_S_MAX)
+    _wait_until(lambda: len(threads._free) == 2)
+
+
+def test_want_of_memory_for_the_timer_loses_no_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([MemoryError(), MemoryError()])
+    takes_signal = descriptors._takes_signal
+
+    def failing() -> bool:
+        for failure in failures:
+            raise failure
+        return takes_signal()
+
+    monkeypatch.setattr(descriptors, "_takes_signal", failing)
+    threads, job = descriptors._Threads(1, is_limited=True), Counted()
+    threads.put(job)
+    assert job.done.acquire(timeout=WAIT_S_MAX)
+    assert next(failures, None) is None
+
+
+def test_child_of_a_fork_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent's thread that waits for work is not there in the child."""
+    monkeypatch.setattr(descriptors, "IDLE_S", WAIT_S_MAX)
+    closed = threading.Event()
+    close_apart([sealed(4096)], lambda _: closed.set())
+    assert closed.wait(WAIT_S_MAX)
+    _wait_until(lambda: len(descriptors._memories._waiting) == 1)
+    pid = os.fork()
+    if pid == 0:
+        closed = threading.Event()
+        close_apart([sealed(4096)], lambda _: closed.set())
+        os._exit(0 if closed.wait(WAIT_S_MAX) else 1)
+    assert os.waitpid(pid, 0)[1] == 0

@@ -30,9 +30,16 @@ from aionn.service.wire.protocol import (
     decode,
     encode,
 )
+from tests.aionn.service.closing import until_closed
 from tests.aionn.service.sums import Sum, sum_model
 
 ANSWER_S_MAX = 10.0
+
+
+@pytest.fixture(autouse=True)
+def _earlier_descriptors_are_closed() -> None:
+    """Tests count the descriptors of this process: those of an earlier test are not among them."""
+    until_closed()
 
 
 class Served:

@@ -31,6 +31,7 @@ from aionn.service.wire.protocol import (
 )
 from aionn.service.wire.quotas import Quotas, Share, SharedDescriptors
 from fences import FenceError, SyncFence
+from tests.aionn.service.closing import until_closed
 
 ANSWER_S_MAX = 30.0
 COUNT = 1200
@@ -67,11 +68,13 @@ class Client:
 
     def begin_count(self) -> None:
         gc.collect()
+        until_closed()
         self._before = open_descriptors()
 
     def counted(self) -> int:
         """Those that count, which are those that are open since ``begin_count``, for the connection and for its process."""
         gc.collect()
+        until_closed()
         count = self.session.account.taken("descriptors")
         assert open_descriptors() - self._before == count
         with self.shared._lock:

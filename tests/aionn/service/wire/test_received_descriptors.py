@@ -282,7 +282,10 @@ async def test_sockets_nested_deeper_than_calls_are_closed_with_turns_for_others
     began_s = time.monotonic()
     await close_received([outermost.detach()], next_turn)
     assert time.monotonic() - began_s < WAITED_S_MAX
-    assert len(os.listdir("/proc/self/fd")) == before - 1
+    with anyio.fail_after(WAITED_S_MAX):
+        # A thread closes the innermost one, which is no Unix socket.
+        while len(os.listdir("/proc/self/fd")) != before - 1:
+            await anyio.sleep(LINGERING_S)
     assert turns >= DEPTH // DRAINED_WEIGHT
 
 
