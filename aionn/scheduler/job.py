@@ -26,8 +26,10 @@ __all__ = [
     "EXPLAINED_MAX",
     "NEVER_NS",
     "RESERVED",
+    "UNPLANNED",
     "Abort",
     "Action",
+    "ClientJob",
     "DeviceSlot",
     "Preempt",
     "Reason",
@@ -408,3 +410,85 @@ def error_of(
             "scheduler: the deadline passed while the execution waited for the device", transient=True
         )
     return MissedDeadline(f"scheduler: {reason.value}", transient=True)
+
+
+UNPLANNED = -1
+"""The number of a job that no policy has seen yet."""
+
+
+class ClientJob(Job):
+    """A job of one of several clients. A shell's own class wakes the thread or the task that waits for it.
+
+    A job that gets a free slot on arrival is never compared with others, so the attributes of ``Job`` that a policy reads are set
+    only when a job has to wait.
+
+    Args:
+        priority: Its class.
+        deadline_ns: Absolute; None means no deadline.
+        owner: The client, or its ``Connection``.
+        model: The key by which its duration is learnt; None to learn nothing.
+
+    Attributes:
+        has_given_turn: Whether it has begun and given its slot to others: see ``SharedSlots.give_turn``.
+        is_preempted: Whether a more urgent job needs its slot: it must call ``SharedSlots.suspend`` at its next boundary.
+        slot: The index of the slot that it holds; None means no slot.
+    """
+
+    __slots__ = (
+        "_arrival",
+        "_is_behind",
+        "_is_suspended",
+        "_since_ns",
+        "has_given_turn",
+        "is_preempted",
+        "model",
+        "owner",
+        "slot",
+    )
+
+    def __init__(
+        self,
+        priority: Priority,
+        deadline_ns: int | None,
+        *,
+        owner: Hashable = None,
+        model: Hashable = None,
+    ) -> None:
+        self.number = UNPLANNED
+        self.priority = priority
+        self.deadline_ns = NEVER_NS if deadline_ns is None else deadline_ns
+        self.owner = owner
+        self.model = model
+        self.is_preempted = False
+        self.has_given_turn = False
+        self.frame = None
+        self.slot: int | None = None
+        self._arrival = 0
+        self._is_behind = False
+        self._is_suspended = False
+        self._since_ns = 0
+
+    def plan(self, number: int, now_ns: int, expected_ns: int) -> None:
+        """Makes it a job that a policy can compare with others."""
+        frame = self.frame
+        # A driver rejects no job before its deadline, so the least duration is 1 ns whatever was learnt.
+        super().__init__(
+            number,
+            priority=self.priority,
+            deadline_ns=self.deadline_ns,
+            arrival_ns=now_ns,
+            durations_ns=(expected_ns,),
+            least_ns=(1,),
+        )
+        if frame is not None:
+            self.reserve(frame)
+
+    def urgency(self) -> tuple[int, int]:
+        """Its place among the jobs of its client and class."""
+        return (-1 if self.has_given_turn else self.deadline_ns), self._arrival
+
+    def start(self) -> None:
+        """Called when it starts: with a slot, or, where its deadline came first, without one. Must be quick."""
+
+    def preempt(self) -> None:
+        """Called when ``is_preempted`` has become True. Must be quick."""

@@ -14,7 +14,9 @@ Invariants:
    what others leave at most.
 5. Frames of reserved streams are all seen by the policy, whatever their client, and run on the slots of their reservations. A
    policy without a class for them has them as best effort.
-6. A preemption is withdrawn when the job that preempts gets another slot, or leaves, before the other one is suspended.
+6. A job that gives its turn to those of other processes is started again after one of each, and before all others of its process
+   and class.
+7. A preemption is withdrawn when the job that preempts gets another slot, or leaves, before the other one is suspended.
 
 Source: round robin among flows of equal rank, as in fair queueing (Nagle 1987); priority and deadline go before it. A flow may have
 as many places as are free, as in queues with dynamic thresholds (Choudhury and Hahne 1998).
@@ -34,7 +36,9 @@ from aionn.scheduler.estimates import Estimates
 from aionn.scheduler.job import (
     NEVER_NS,
     RESERVED,
+    UNPLANNED,
     Action,
+    ClientJob,
     DeviceSlot,
     Job,
     JobState,
@@ -48,85 +52,7 @@ from aionn.scheduler.ready_queue import Policy
 from aionn.scheduler.reservations.calls import ReservedCall
 from aionn.scheduler.slot_plan import Key
 
-__all__ = ["ClientJob", "SharedSlots"]
-
-UNPLANNED = -1
-"""The number of a job that no policy has seen yet."""
-
-
-class ClientJob(Job):
-    """A job of one of several clients. A shell's own class wakes the thread or the task that waits for it.
-
-    A job that gets a free slot on arrival is never compared with others, so the attributes of ``Job`` that a policy reads are set
-    only when a job has to wait.
-
-    Args:
-        priority: Its class.
-        deadline_ns: Absolute; None means no deadline.
-        owner: The client, or its ``Connection``.
-        model: The key by which its duration is learnt; None to learn nothing.
-
-    Attributes:
-        is_preempted: Whether a more urgent job needs its slot: it must call ``SharedSlots.suspend`` at its next boundary.
-        slot: The index of the slot that it holds; None means no slot.
-    """
-
-    __slots__ = (
-        "_arrival",
-        "_is_behind",
-        "_is_suspended",
-        "_since_ns",
-        "is_preempted",
-        "model",
-        "owner",
-        "slot",
-    )
-
-    def __init__(
-        self,
-        priority: Priority,
-        deadline_ns: int | None,
-        *,
-        owner: Hashable = None,
-        model: Hashable = None,
-    ) -> None:
-        self.number = UNPLANNED
-        self.priority = priority
-        self.deadline_ns = NEVER_NS if deadline_ns is None else deadline_ns
-        self.owner = owner
-        self.model = model
-        self.is_preempted = False
-        self.frame = None
-        self.slot: int | None = None
-        self._arrival = 0
-        self._is_behind = False
-        self._is_suspended = False
-        self._since_ns = 0
-
-    def plan(self, number: int, now_ns: int, expected_ns: int) -> None:
-        """Makes it a job that a policy can compare with others."""
-        frame = self.frame
-        # A driver rejects no job before its deadline, so the least duration is 1 ns whatever was learnt.
-        super().__init__(
-            number,
-            priority=self.priority,
-            deadline_ns=self.deadline_ns,
-            arrival_ns=now_ns,
-            durations_ns=(expected_ns,),
-            least_ns=(1,),
-        )
-        if frame is not None:
-            self.reserve(frame)
-
-    def urgency(self) -> tuple[int, int]:
-        """Its place among the jobs of its client and class."""
-        return self.deadline_ns, self._arrival
-
-    def start(self) -> None:
-        """Called when it starts: with a slot, or, where its deadline came first, without one. Must be quick."""
-
-    def preempt(self) -> None:
-        """Called when ``is_preempted`` has become True. Must be quick."""
+__all__ = ["SharedSlots"]
 
 
 class _Behind:
@@ -401,6 +327,36 @@ class SharedSlots:
         process = _process(job)
         self._suspended[process] = self._suspended.get(process, 0) + 1
         job._is_suspended = True
+        self._decide(now_ns)
+
+    def others_wait(self, job: ClientJob) -> bool:
+        """Whether a job of another process waits that has at least the priority of this one, which holds a slot."""
+        process = _process(job)
+        return any(
+            other.priority >= job.priority and _process(other) != process for other in self._queued.values()
+        )
+
+    def give_turn(self, job: ClientJob) -> None:
+        """Takes the slot of a job that has worked for long, for those of other processes; it is started again after one of each.
+
+        With one slot, where ``others_wait``. Whatever its deadline is, it is the last of its priority then: a client would keep
+        its turn by early deadlines.
+        """
+        assert len(self._slots) == 1, "turns are for one slot"
+        now_ns, group = self._now(), _group(job)
+        self._free(job)
+        # No other job of its process goes before it: each would be begun, and would give its turn to the next one.
+        behind = self._behind.setdefault(group, _Behind())
+        for other in self._shown.pop(group, ()):
+            self._remove(other)
+            behind.push(other)
+            self._behind_count += 1
+        job.deadline_ns = NEVER_NS
+        self._plan(job, now_ns)
+        job.has_run = job.has_given_turn = True
+        self._queue.add(job, now_ns)
+        self._queued[job.number] = job
+        self._shown[group] = [job]
         self._decide(now_ns)
 
     def suspended_of(self, job: ClientJob) -> int:

@@ -22,8 +22,9 @@ import anyio.to_thread
 
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
+from aionn.scheduler.job import ClientJob
 from aionn.scheduler.plain_policy import PlainPolicy
-from aionn.scheduler.shared_slots import ClientJob, SharedSlots
+from aionn.scheduler.shared_slots import SharedSlots
 
 __all__ = ["BESIDE_MAX", "WorkerTurns"]
 

@@ -82,6 +82,10 @@ __all__ = ["BlockingDevice", "BlockingPreparedModel"]
 
 Array = npt.NDArray[Any]
 
+TURN_NS = 5_000_000
+"""Time for which a model is checked or prepared before models of other processes have a turn: a hundred times what the change of
+threads takes."""
+
 END_PAUSE_S = 0.005
 """Interval between checks of the device's threads if no thread can be started that would wait for their end: a few wake-ups, on a
 machine that has no room for a thread.
@@ -411,7 +415,8 @@ class BlockingDevice(CheckedDevice):
     ) -> None:
         super().__init__(info, memory_bytes_max=memory_bytes_max)
         self.gate = SlotGate(info.slots, name=info.name, now=now, can_preempt=self.is_preemptible)
-        # One at a time, whatever the slots: clients take turns, and concurrent ones would only share the interpreter's lock.
+        # One works at a time, whatever the slots: processes take turns, also in the middle of a model, and concurrent ones would
+        # only share the interpreter's lock.
         self.preparing = (
             SlotGate(1, name=f"{info.name}-preparing", now=now, executes=False)
             if self.prepares_beside
@@ -480,6 +485,8 @@ class BlockingDevice(CheckedDevice):
                     raise GeneralFailure(f"{self.preparing}: the caller cancelled the call")
                 if pace is not None:
                     pace()
+                if self.prepares_beside:
+                    self.preparing.give_turn_after(TURN_NS)
 
             context.run(pausing, pause)
             return context.run(call)

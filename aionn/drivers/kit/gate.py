@@ -13,7 +13,8 @@ Invariants:
    with RESOURCE_EXHAUSTED.
 5. Frames of reservations (``scheduler.reservations.calls``) enter the same queue, which knows their class.
 6. A preempted job keeps its thread, which sleeps until the job is started again; others run on threads of their own. Where
-   ``SUSPENDED_MAX`` jobs of a client's process sleep in this way, a further one runs to its end.
+   ``SUSPENDED_MAX`` jobs of a client's process sleep in this way, a further one runs to its end. So does one that would give its
+   turn to others while ``TURNS_MAX`` jobs sleep.
 
 The queue of the runtime's dispatcher orders the jobs of one application; this one orders what several clients sent.
 """
@@ -36,8 +37,9 @@ from aionn.interpreter import RunControl
 from aionn.platform.real_work import real_work
 from aionn.platform.threads import start_thread
 from aionn.realtime import SchedulingClass, current
+from aionn.scheduler.job import ClientJob
 from aionn.scheduler.reservations.calls import ReservedCall, reserved_call
-from aionn.scheduler.shared_slots import ClientJob, SharedSlots
+from aionn.scheduler.shared_slots import SharedSlots
 from fences import SyncFence
 from fmq import Permit, Slots
 
@@ -47,6 +49,9 @@ SUSPENDED_MAX = 16
 """Most jobs of one process that are suspended, each with a thread: a class preempts lower ones, of which one job is suspended for
 each slot, as a rule. Without a limit a client could have thousands: each is preempted, and then a more urgent one of its class
 is started before it is."""
+
+TURNS_MAX = 32
+"""Most jobs that sleep because they have given their turns to those of other processes, each with a thread."""
 
 _T = TypeVar("_T")
 
@@ -105,6 +110,8 @@ class _Running(threading.local):
     """By thread, the job that it runs with a slot; None for a thread without one."""
 
     job: ThreadJob | None = None
+    since_ns = 0
+    """Since when it works without having given its turn to others."""
 
 
 class SlotGate:
@@ -251,7 +258,7 @@ class SlotGate:
             call, job.call = job.call, None
             ended, job.ended = job.ended, None
             assert call is not None, "a job is begun once"
-            self._running.job = job
+            self._running.job, self._running.since_ns = job, self._now()
             try:
                 call()
             finally:
@@ -340,6 +347,28 @@ class SlotGate:
         with self._lock:
             self._paused_count -= 1
         job.away_ns += self._now() - began_ns
+
+    def give_turn_after(self, turn_ns: int) -> None:
+        """Lets the jobs of other processes go first, once the job of this thread has had the only slot for so long, and sleeps
+        until it is started again. To be called between short pieces of its work.
+        """
+        job = self._running.job
+        # Without the lock: one that comes now waits for a piece more.
+        if job is None or not self._slots.waiting_count or self._now() - self._running.since_ns < turn_ns:
+            return
+        with self._lock:
+            if self._paused_count >= TURNS_MAX or not self._slots.others_wait(job):
+                return
+            self._paused_count += 1
+            if self._start_threads() is not None:
+                self._paused_count -= 1
+                return
+            started = job.prepare_to_sleep()
+            self._slots.give_turn(job)
+        started.acquire()
+        with self._lock:
+            self._paused_count -= 1
+        self._running.since_ns = self._now()
 
     def look(self) -> None:
         """Decides again: a frame of a reservation has used its budget, and others may wait for its slot."""

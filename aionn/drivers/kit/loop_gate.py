@@ -18,9 +18,10 @@ import anyio
 from aionn.errors import MissedDeadline
 from aionn.hal import Priority
 from aionn.interpreter import RunControl
+from aionn.scheduler.job import ClientJob
 from aionn.scheduler.ready_queue import Policy
 from aionn.scheduler.reservations.calls import reserved_call
-from aionn.scheduler.shared_slots import ClientJob, SharedSlots
+from aionn.scheduler.shared_slots import SharedSlots
 
 __all__ = ["LoopControl", "LoopGate", "left_s", "loop_now_ns"]
 

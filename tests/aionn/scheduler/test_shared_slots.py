@@ -7,10 +7,10 @@ import pytest
 from aionn.errors import ResourceExhausted
 from aionn.hal import Priority
 from aionn.hal.callers import Connection
-from aionn.scheduler.job import Preempt
+from aionn.scheduler.job import ClientJob, Preempt
 from aionn.scheduler.plain_policy import PlainPolicy
 from aionn.scheduler.planning_policy import PlanPolicy
-from aionn.scheduler.shared_slots import ClientJob, SharedSlots
+from aionn.scheduler.shared_slots import SharedSlots
 
 LOW, MEDIUM, HIGH = Priority.LOW, Priority.MEDIUM, Priority.HIGH
 POLICIES = [pytest.param(policy, id=policy.name) for policy in (PlanPolicy(), PlainPolicy())]
@@ -349,3 +349,95 @@ def test_whatever_happens_slots_are_exclusive_and_every_job_starts_once(seed, po
             "what was suspended once is started at most once more"
         )
         assert order.count(name) >= 1 or name in left
+
+
+def _turns(bench, names, lengths):
+    """Has each job work for so many turns, and give it to others in between; returns who worked, turn by turn."""
+    left, worked = dict(lengths), []
+    while held := [job for job in bench.jobs.values() if job.slot is not None]:
+        (job,) = held  # There is one slot.
+        worked.append(job.name)
+        left[job.name] -= 1
+        if not left[job.name]:
+            bench.slots.release(job)
+        elif bench.slots.others_wait(job):
+            bench.slots.give_turn(job)
+    assert not any(left.values()) and bench.slots.waiting_count == 0
+    return worked
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_long_jobs_of_some_processes_delay_a_short_one_by_a_turn_of_each(policy):
+    bench = Bench(policy=policy)
+    lengths = {}
+    for process in "abc":
+        for number in range(3):
+            name = f"{process}{number}"
+            lengths[name] = 10
+            bench.enter(name, owner=Connection(process, number))
+    lengths["short"] = 1
+    bench.enter("short", owner=Connection("d", 0))
+    worked = _turns(bench, "abc", lengths)
+    assert worked[:4] == ["a0", "b0", "c0", "short"]
+    # Of each process one job is begun at a time, and the processes take turns until the end.
+    assert worked[4:33] == ["a0", "b0", "c0"] * 9 + ["a1", "b1"]
+    assert [name for name in dict.fromkeys(worked) if name.startswith("a")] == ["a0", "a1", "a2"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_job_gives_no_turn_to_lower_priorities_or_to_its_own_process(policy):
+    bench = Bench(policy=policy)
+    holder = bench.enter("holder", owner=Connection("a", 0))
+    bench.enter("own", owner=Connection("a", 1))
+    bench.enter("low", LOW, owner=Connection("b", 0))
+    assert not bench.slots.others_wait(holder)
+    bench.enter("high", HIGH, owner=Connection("b", 0))
+    assert bench.slots.others_wait(holder)
+    bench.slots.give_turn(holder)
+    assert bench.run_all() == ["holder", "high", "holder", "own", "low"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_deadlines_of_one_process_keep_no_turn_from_another(policy):
+    """A job with a deadline goes before one without, but only once, and no further one takes the place of one that has begun."""
+    bench = Bench(policy=policy)
+    holder = bench.enter("holder", MEDIUM, 1000, owner="a")
+    bench.enter("other", owner="b")
+    bench.slots.give_turn(holder)
+    assert bench.jobs["other"].slot is not None
+    bench.enter("earlier", MEDIUM, 1800, owner="a")
+    bench.now_ns = 1500  # The holder's deadline has come: what it works for looks at it.
+    assert bench.run_all() == ["holder", "other", "holder", "earlier"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_turns_lose_no_job_and_begin_one_of_a_process_and_class_at_a_time(seed):
+    chance = random.Random(seed)
+    bench = Bench(policy=chance.choice([PlanPolicy(), PlainPolicy()]))
+    left = {}
+    for number in range(60):
+        if number < 40:
+            process = chance.choice("abc")
+            deadline_ns = chance.choice([None, 10_000 + number])
+            name = f"{number}"
+            left[name] = chance.randrange(1, 6)
+            owner = Connection(process, chance.randrange(3))
+            bench.enter(name, chance.choice([LOW, MEDIUM]), deadline_ns, owner=owner)
+        for _ in range(chance.randrange(4) if number < 40 else 1000):
+            held = [job for job in bench.jobs.values() if job.slot is not None]
+            if not held:
+                break
+            (job,) = held
+            left[job.name] -= 1
+            if not left[job.name]:
+                bench.slots.release(job)
+            elif bench.slots.others_wait(job):
+                bench.slots.give_turn(job)
+            begun = [
+                (job.owner.process, job.priority)
+                for job in bench.jobs.values()
+                if left[job.name] and job.has_given_turn
+            ]
+            assert len(set(begun)) == len(begun)
+    assert not any(left.values())
+    assert bench.slots.waiting_count == bench.slots.held_count == 0

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from aionn.conformance.requests import request_for
+from aionn.drivers.kit import blocking, gate
 from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
 from aionn.drivers.litert.driver import LitertDevice
 from aionn.drivers.reference import INFO, ReferenceDevice
 from aionn.errors import DeviceUnavailable, MissedDeadline
 from aionn.hal import OutputShape, Priority
-from aionn.hal.callers import client_of_call
+from aionn.hal.callers import Connection, client_of_call
 from aionn.hal.pieces import pace_of_call
+from aionn.hal.pooled_request import PooledRequest
 from aionn.testing import models
 
 WAIT_S = 10.0
@@ -123,6 +125,65 @@ def test_clients_take_turns_at_preparing():
     anyio.run(main)
     assert order[0] == "first"
     assert order.index("b") <= 2
+
+
+@pytest.mark.parametrize("kind", [ReferenceDevice, LitertDevice])
+def test_large_models_of_others_delay_a_small_one_by_a_turn_of_each(monkeypatch, kind):
+    """Each of four processes would go before the small one with all of its large models, and with one of them at least."""
+    if kind is LitertDevice:
+        pytest.importorskip("ai_edge_litert")
+    monkeypatch.setattr(blocking, "TURN_NS", 0)
+    large = models.identity((4,), operations=300)
+    pieces = dict.fromkeys(["a", "b", "c", "small"], 0)
+    small_ended_after = []
+
+    async def main():
+        async with kind() as device, anyio.create_task_group() as tasks:
+
+            async def prepare(process, model):
+                client_of_call.set(Connection(process, object()))
+                pace_of_call.set(lambda: pieces.update({process: pieces[process] + 1}))
+                prepared = await device.prepare_model(model)
+                if process == "small":
+                    small_ended_after.extend(pieces[other] for other in "abc")
+                if process == "a":
+                    with PooledRequest(model) as pooled:
+                        pooled.write([np.full(4, 1.5, np.float32)])
+                        await prepared.execute_synchronously(pooled.request)
+                        assert pooled.outputs()[0].tolist() == [1.0] * 4
+                await prepared.aclose()
+
+            for process in "abc":
+                for _ in range(3):
+                    tasks.start_soon(prepare, process, large)
+            tasks.start_soon(prepare, "small", MODEL)
+
+    anyio.run(main)
+    # Each piece of the small one waits for one of each other process; those that ended before it came are not many.
+    assert max(small_ended_after) <= 3 * pieces["small"] < min(pieces[other] for other in "abc") / 10
+
+
+async def test_turns_need_a_thread_for_each_job_and_a_device_ends_all_of_them(monkeypatch):
+    monkeypatch.setattr(blocking, "TURN_NS", 0)
+    monkeypatch.setattr(gate, "TURNS_MAX", 4)
+    most = 0
+
+    def count():
+        nonlocal most
+        names = [thread.name for thread in threading.enumerate()]
+        most = max(most, sum(name.startswith("aionn-reference-preparing") for name in names))
+
+    async with ReferenceDevice() as device, anyio.create_task_group() as tasks:
+
+        async def prepare(process):
+            client_of_call.set(Connection(process, process))
+            pace_of_call.set(count)
+            await (await device.prepare_model(models.identity((4,), operations=50))).aclose()
+
+        for process in range(10):
+            tasks.start_soon(prepare, process)
+    assert 2 <= most <= 5
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("aionn-reference")]
 
 
 def test_device_that_does_not_say_so_prepares_with_a_slot():
