@@ -388,7 +388,7 @@ class _Threads:
 
     def reset(self) -> None:
         """Forgets threads and jobs: the child of a ``fork`` has none of the threads."""
-        # The child's descriptors of such jobs stay open: who forks closes what he does not want, as ever.
+        # The child's descriptors of such jobs stay open, as all do that it does not close.
         places = (_Place(_Limit() if self._is_limited else None) for _ in range(self._count))
         self._free = collections.deque(places)
         self._waiting: collections.deque[_Place] = collections.deque()
@@ -401,7 +401,7 @@ class _Threads:
     def put(self, job: _Job) -> None:
         self.jobs.append(job)
         try:
-            # The one that waited last: the others end where there is little work.
+            # The thread that waited last, so that the others end where there is little work.
             self._waiting.pop().wake.release()
         except IndexError:
             self._start()
@@ -419,7 +419,7 @@ class _Threads:
         while True:
             self._do_all(place)
             self._waiting.append(place)
-            # Looked at again after that: a job that came before found nobody who waits.
+            # A job that came before that found no thread waiting.
             if self.jobs or not place.waits():
                 try:
                     self._waiting.remove(place)

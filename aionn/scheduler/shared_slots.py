@@ -339,7 +339,7 @@ class SharedSlots:
     def give_turn(self, job: ClientJob) -> None:
         """Takes the slot of a job that has worked for long, for those of other processes; it is started again after one of each.
 
-        With one slot, where ``others_wait``. Whatever its deadline is, it is the last of its priority then: a client would keep
+        With one slot, where ``others_wait``. It is the last of its priority then, whatever its deadline is, so that no client keeps
         its turn by early deadlines.
         """
         assert len(self._slots) == 1, "turns are for one slot"
