@@ -401,7 +401,7 @@ class _Threads:
     def put(self, job: _Job) -> None:
         self.jobs.append(job)
         try:
-            # The thread that waited last, so that the others end where there is little work.
+            # The thread that waited last, so that further ones end where there is little work.
             self._waiting.pop().wake.release()
         except IndexError:
             self._start()
