@@ -432,6 +432,7 @@ class ClientJob(Job):
         has_given_turn: Whether it has begun and given its slot to others: see ``SharedSlots.give_turn``.
         is_preempted: Whether a more urgent job needs its slot: it must call ``SharedSlots.suspend`` at its next boundary.
         slot: The index of the slot that it holds; None means no slot.
+        turns_ahead: Of one that has given its turn, the number of others that may still start before it.
     """
 
     __slots__ = (
@@ -444,6 +445,7 @@ class ClientJob(Job):
         "model",
         "owner",
         "slot",
+        "turns_ahead",
     )
 
     def __init__(
@@ -461,6 +463,7 @@ class ClientJob(Job):
         self.model = model
         self.is_preempted = False
         self.has_given_turn = False
+        self.turns_ahead = 0
         self.frame = None
         self.slot: int | None = None
         self._arrival = 0

@@ -14,8 +14,8 @@ Invariants:
    what others leave at most.
 5. Frames of reserved streams are all seen by the policy, whatever their client, and run on the slots of their reservations. A
    policy without a class for them has them as best effort.
-6. A job that gives its turn to those of other processes is started again after one of each, and before all others of its process
-   and class.
+6. A job that gives its turn to those of other processes is started again after as many of its class as there are processes that
+   wait then, whatever deadlines those have that come later, and before all others of its process and class.
 7. A preemption is withdrawn when the job that preempts gets another slot, or leaves, before the other one is suspended.
 
 Source: round robin among flows of equal rank, as in fair queueing (Nagle 1987); priority and deadline go before it. A flow may have
@@ -53,6 +53,9 @@ from aionn.scheduler.reservations.calls import ReservedCall
 from aionn.scheduler.slot_plan import Key
 
 __all__ = ["SharedSlots"]
+
+FIRST_NS = 0
+"""The urgency of a job that has given its turn and has waited for it: before all deadlines of its class."""
 
 
 class _Behind:
@@ -147,6 +150,7 @@ class SharedSlots:
         self._behind: dict[tuple[Hashable, Priority], _Behind] = {}
         self._behind_count = 0
         self._suspended: dict[Hashable, int] = {}
+        self._given: dict[int, ClientJob] = {}  # Those that have given their turn and wait, by number.
 
     @property
     def waiting_count(self) -> int:
@@ -340,7 +344,8 @@ class SharedSlots:
         """Takes the slot of a job that has worked for long, for those of other processes; it is started again after one of each.
 
         With one slot, where ``others_wait``. It is the last of its priority then, whatever its deadline is, so that no client keeps
-        its turn by early deadlines.
+        its turn by early deadlines. When as many jobs have started as there were processes, it is the first, so that none is kept
+        from its turn by them either.
         """
         assert len(self._slots) == 1, "turns are for one slot"
         now_ns, group = self._now(), _group(job)
@@ -354,8 +359,13 @@ class SharedSlots:
         job.deadline_ns = NEVER_NS
         self._plan(job, now_ns)
         job.has_run = job.has_given_turn = True
+        process = _process(job)
+        others = {_process(other) for other in self._queued.values() if other.priority == job.priority}
+        job.turns_ahead = len(others - {process})
+        if not job.turns_ahead:
+            job.sort_into(job.rank, FIRST_NS)  # Those of higher priorities go before it all the same.
         self._queue.add(job, now_ns)
-        self._queued[job.number] = job
+        self._queued[job.number] = self._given[job.number] = job
         self._shown[group] = [job]
         self._decide(now_ns)
 
@@ -430,6 +440,7 @@ class SharedSlots:
     def _remove(self, job: ClientJob) -> None:
         self._queue.remove(job)
         del self._queued[job.number]
+        self._given.pop(job.number, None)
         if job._is_suspended:
             job._is_suspended = False
             process = _process(job)
@@ -511,8 +522,19 @@ class SharedSlots:
         if not job.has_run:
             job._since_ns = now_ns
         job.has_run = True
+        if self._given:
+            self._count_turn(job, now_ns)
         self._unshow(job)
         job.start()
+
+    def _count_turn(self, started: ClientJob, now_ns: int) -> None:
+        for job in self._given.values():
+            if job.priority == started.priority and job.turns_ahead:
+                job.turns_ahead -= 1
+                if not job.turns_ahead:
+                    self._queue.remove(job)
+                    job.sort_into(job.rank, FIRST_NS)
+                    self._queue.add(job, now_ns)
 
     def _preempt(self, slot: DeviceSlot, by: Job) -> None:
         job = self._holders[slot.index]

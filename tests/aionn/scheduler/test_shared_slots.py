@@ -1,5 +1,6 @@
 """Several clients before one device: classes go before clients, clients take turns, nothing is lost or starts twice."""
 
+import itertools
 import random
 
 import pytest
@@ -9,6 +10,7 @@ from aionn.hal import Priority
 from aionn.hal.callers import Connection
 from aionn.scheduler.job import ClientJob, Preempt
 from aionn.scheduler.plain_policy import PlainPolicy
+from aionn.scheduler.planned_queue import AGE_NS
 from aionn.scheduler.planning_policy import PlanPolicy
 from aionn.scheduler.shared_slots import SharedSlots
 
@@ -410,6 +412,41 @@ def test_deadlines_of_one_process_keep_no_turn_from_another(policy):
     assert bench.run_all() == ["holder", "other", "holder", "earlier"]
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_early_deadlines_of_other_processes_keep_no_job_from_its_turn(policy):
+    """Two others have their next short job, with a deadline, before the last one ends."""
+    bench = Bench(policy=policy)
+    long = bench.enter("long", owner="a")
+    for number in range(20):
+        for process in "bc":
+            bench.enter(f"{process}{number}", MEDIUM, 1000 + number, owner=process)
+    while bench.slots.others_wait(long):
+        bench.slots.give_turn(long)
+        while long.slot is None:
+            bench.slots.release(next(job for job in bench.jobs.values() if job.slot is not None))
+    order = bench.run_all()
+    turns = [position for position, name in enumerate(order) if name == "long"]
+    assert all(later - earlier <= 3 for earlier, later in itertools.pairwise(turns)), order
+    assert len(order) == 40 + len(turns)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_job_that_gave_its_turn_waits_for_no_process_that_has_left(policy):
+    bench = Bench(policy=policy)
+    long = bench.enter("long", owner="a")
+    first, second = (bench.enter(f"b{number}", owner="b") for number in range(2))
+    gone = bench.enter("gone", owner="c")
+    bench.slots.give_turn(long)
+    assert first.slot is not None
+    bench.slots.leave(gone)
+    bench.slots.leave(second)
+    bench.slots.release(first)
+    assert long.slot is not None
+    bench.slots.release(long)
+    slots = bench.slots
+    assert not (slots._shown or slots._behind or slots._suspended or slots._queued or slots._given)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_turns_lose_no_job_and_begin_one_of_a_process_and_class_at_a_time(seed):
     chance = random.Random(seed)
@@ -441,3 +478,42 @@ def test_turns_lose_no_job_and_begin_one_of_a_process_and_class_at_a_time(seed):
             assert len(set(begun)) == len(begun)
     assert not any(left.values())
     assert bench.slots.waiting_count == bench.slots.held_count == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_sequence_of_turns_leaves_loses_no_job_and_keeps_no_process(seed):
+    """With jobs that are cancelled wherever they are, deadlines that come, and times that pass."""
+    chance = random.Random(seed)
+    bench = Bench(policy=chance.choice([PlanPolicy(), PlainPolicy()]))
+    slots = bench.slots
+    gone = set()
+    for number in range(600):
+        bench.now_ns += chance.choice([0, 1, 100, AGE_NS // 50])
+        held = [job for job in bench.jobs.values() if job.slot is not None]
+        assert len(held) == slots.held_count <= 1 and (held or not slots.waiting_count)
+        what = chance.choice(["enter", "enter", "leave", "release", "give", "give"])
+        if number >= 300 and what in ("enter", "leave"):
+            what = "release"  # All of them end.
+        if what == "enter":
+            deadline_ns = chance.choice([None, bench.now_ns + chance.choice([-1, 1, 1000, AGE_NS])])
+            owner = Connection(chance.choice("abcd"), chance.randrange(2))
+            bench.enter(f"{number}", chance.choice([LOW, MEDIUM, HIGH]), deadline_ns, owner=owner)
+        elif what == "leave" and bench.jobs:
+            name, job = chance.choice(list(bench.jobs.items()))
+            starts = sum(name == started for started, _ in bench.log)
+            if job.slot is None and (job.has_given_turn or not starts):
+                slots.leave(job)
+                gone.add(name)
+        elif held and what == "release":
+            slots.release(held[0])
+            gone.add(held[0].name)
+        elif held and slots.others_wait(held[0]):
+            before = len(bench.log)
+            slots.give_turn(held[0])
+            # It goes on at once only where the deadline of another one has come.
+            assert held[0].slot is None or None in [slot for _, slot in bench.log[before:]]
+    bench.run_all()
+    started = {name for name, _ in bench.log}
+    assert started | gone == set(bench.jobs)
+    assert not (slots._shown or slots._behind or slots._suspended or slots._queued or slots._given)
+    assert not slots._behind_count
