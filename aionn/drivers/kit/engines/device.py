@@ -144,6 +144,8 @@ class EngineDevice(BlockingDevice):
         super().__init__(info, memory_bytes_max=MEMORY_BYTES_MAX)
         self.thread_count = thread_count(threads_variable)
         self.is_native = is_native_on()
+        # Set from the end of a check until the preparation behind it or the end of the work, between two of its pieces: work on
+        # another model never meets it.
         self._found: tuple[Model, LoweredModel] | None = None
         self._asked: Asked | None = None
         self._end_of_asked: Callable[[], None] = lambda: None
@@ -179,6 +181,8 @@ class EngineDevice(BlockingDevice):
                 raise DeviceUnavailable(
                     f"{self.info.name}: its engine is installed and cannot be imported: {e}"
                 ) from e
+            finally:
+                self._found = None  # It holds the model, which is not prepared after a question or a failure.
 
         return await super()._in_pieces(priority, deadline_ns, run)
 
@@ -219,12 +223,6 @@ class EngineDevice(BlockingDevice):
             GeneralFailure: It is for another processor, for example.
         """
 
-    async def supported_operations(self, model: Model) -> tuple[bool, ...]:
-        """See ``Device``."""
-        answer = await super().supported_operations(model)
-        self._found = None  # It holds the model, which must not be prepared.
-        return answer
-
     def _checked_support(self, model: Model) -> tuple[bool, ...]:
         """See the base class. A model that was asked about before is neither validated nor lowered again."""
         asked = self._asked
@@ -241,10 +239,12 @@ class EngineDevice(BlockingDevice):
 
     def _keep(self, asked: Asked | None) -> None:
         def drop() -> None:
-            self._asked = None
+            if self._asked is asked:
+                self._asked = None
 
         if asked is None:
             return
+        self._forget()  # Another model may have been lowered between the pieces of this one.
         try:
             self._end_of_asked = self.alarm.call_at(self.now() + KEPT_NS, drop)
         except ResourceExhausted:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import numpy as np
 import pytest
 
 from aionn.conformance.requests import request_for
+from aionn.drivers.kit import blocking
 from aionn.drivers.kit.engines.asked import KEPT_NS
 from aionn.drivers.kit.engines.device import EngineDevice
 from aionn.errors import InvalidModel
 from aionn.hal import FusedActivation, Memory, Model, OperandType, OperationType, PreparedModel
-from aionn.hal.callers import client_of_call
+from aionn.hal.callers import Connection, client_of_call
 from aionn.models.builder import GraphBuilder
 from aionn.models.importing import load_file
+from aionn.testing.models import identity
 from tests.aionn.drivers.engines.conftest import Engine
 
 SIZE = 40
@@ -139,6 +143,65 @@ async def test_lowered_model_is_forgotten_when_its_time_is_over(engine: Engine) 
         end()
         await device.prepare_model(model)
         assert len(lowered) == 2
+
+
+async def test_question_that_is_cancelled_at_its_end_keeps_no_model(engine: Engine) -> None:
+    is_lowered, is_cancelled = threading.Event(), threading.Event()
+    async with engine.make() as device:
+        keep = device.keep_lowered
+
+        def slowly(model: Model, lowered: Any) -> None:
+            keep(model, lowered)
+            is_lowered.set()
+            assert is_cancelled.wait(10)
+
+        device.keep_lowered = slowly  # type: ignore[method-assign]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(device.supported_operations, added(3))
+            assert await anyio.to_thread.run_sync(is_lowered.wait, 10)
+            tasks.cancel_scope.cancel()
+        is_cancelled.set()
+    assert device._found is None
+
+
+async def test_one_lowered_model_has_a_time_whoever_asks_in_turns(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of another model's record, which was kept in between, would end this one's."""
+    monkeypatch.setattr(blocking, "TURN_NS", 0)
+    given: list[None] = []
+    ends: list[Callable[[], None]] = []
+    async with engine.make() as device:
+        slots = device.preparing._slots
+        give = slots.give_turn
+
+        def noted(job: Any) -> None:
+            given.append(None)
+            give(job)
+
+        def call_at(time_ns: int, function: Callable[[], None]) -> Callable[[], None]:
+            ends.append(function)
+
+            def cancel() -> None:
+                if function in ends:
+                    ends.remove(function)
+
+            return cancel
+
+        slots.give_turn = noted  # type: ignore[method-assign]
+        device.alarm.call_at = call_at  # type: ignore[method-assign]
+
+        async def ask(process: int) -> None:
+            client_of_call.set(Connection(process, process))
+            assert all(await device.supported_operations(identity((4,), operations=100)))
+
+        async with anyio.create_task_group() as tasks:
+            for process in range(3):
+                tasks.start_soon(ask, process)
+        assert given and device._asked is not None
+        (end,) = ends
+        end()
+        assert device._asked is None
 
 
 @pytest.mark.parametrize("field", ["main", "pools", "operand_values"])
