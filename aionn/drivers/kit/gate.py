@@ -361,7 +361,9 @@ class SlotGate:
                 return
             self._paused_count += 1
             if self._start_threads() is not None:
+                # There is no thread for the other job. This one has a turn more, and does not try again after each piece.
                 self._paused_count -= 1
+                self._running.since_ns = self._now()
                 return
             started = job.prepare_to_sleep()
             self._slots.give_turn(job)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 
@@ -22,7 +24,7 @@ from aionn.drivers.kit import blocking
 from aionn.drivers.kit.blocking import BlockingDevice
 from aionn.drivers.onnx_reference.driver import OnnxReferenceDevice
 from aionn.drivers.reference import ReferenceDevice
-from aionn.errors import Error, InvalidArgument, MissedDeadline
+from aionn.errors import DeviceUnavailable, Error, InvalidArgument, MissedDeadline
 from aionn.hal import CacheFiles, Model, OperandType, OperationType, Priority
 from aionn.hal.callers import Connection, client_of_call
 from aionn.hal.pooled_request import PooledRequest
@@ -251,3 +253,41 @@ async def test_many_models_prepared_in_turns_are_those_prepared_alone(
     figures = await in_turns(name, LONG, monkeypatch)
     print(name, figures)
     assert figures["turns"] > 50 * LONG and figures["prepared"] > 5 * LONG, figures
+
+
+@pytest.mark.parametrize("name", MAKERS)
+async def test_device_that_is_closed_in_the_middle_of_turns_answers_every_call(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that have given their turns go on to their ends, and some whose caller has left end at their next piece."""
+    monkeypatch.setattr(blocking, "TURN_NS", 0)
+    sample = operators(6) if name == "onnx-reference" else next(samples(name, 1))
+    device = MAKERS[name]()
+    answered: list[int] = []
+    waiting: list[int] = []
+    slots = device.preparing._slots
+    give = slots.give_turn
+
+    def counted(job: Any) -> None:
+        give(job)
+        waiting.append(slots.waiting_count)
+
+    slots.give_turn = counted  # type: ignore[method-assign]
+
+    async def ask(process: int) -> None:
+        client_of_call.set(Connection(process, process))
+        with anyio.move_on_after(0.001 * process if process % 2 else None):
+            with contextlib.suppress(DeviceUnavailable):  # Closed before it was asked.
+                assert all(await device.supported_operations(sample.model))
+        answered.append(process)
+
+    async with anyio.create_task_group() as tasks:
+        for process in range(8):
+            tasks.start_soon(ask, process)
+        while not waiting:
+            await anyio.lowlevel.checkpoint()
+        await device.aclose()
+    assert sorted(answered) == list(range(8)) and max(waiting) >= 1
+    assert not (slots._queued or slots._shown or slots._behind or slots._suspended or slots._given)
+    assert slots.held_count == slots.waiting_count == device.preparing._paused_count == 0
+    assert not [t for t in threading.enumerate() if t.name.startswith(f"aionn-{device.info.name}-preparing")]

@@ -27,6 +27,7 @@ class Limit:
 
     def __init__(self) -> None:
         self.left = 0
+        self.refused = 0
 
 
 @pytest.fixture
@@ -36,6 +37,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Limit]:
     def limited(thread: threading.Thread) -> None:
         if thread.name.startswith("aionn-"):
             if own.left == 0:
+                own.refused += 1
                 raise RuntimeError("can't start new thread")  # Python's words
             own.left -= 1
         start(thread)
@@ -75,6 +77,37 @@ def test_fewer_threads_than_slots_run_everything(limit: Limit) -> None:
     for _ in range(8):
         assert done.acquire(timeout=WAIT_S_MAX)
     gate.close()
+
+
+def test_job_gives_no_turn_to_what_no_thread_would_run_and_tries_once_a_turn(limit: Limit) -> None:
+    now_ns = 0
+    gate = SlotGate(1, name="device", now=lambda: now_ns)
+    limit.left = 1
+    order: list[str] = []
+    asked, done = threading.Event(), threading.Semaphore(0)
+
+    def long() -> None:
+        nonlocal now_ns
+        assert asked.wait(WAIT_S_MAX)
+        for piece in range(40):
+            if piece == 35:
+                limit.left = 1
+            now_ns += 1
+            gate.give_turn_after(10)
+        order.append("long")
+        done.release()
+
+    def short() -> None:
+        order.append("short")
+        done.release()
+
+    gate.submit(Priority.MEDIUM, None, long, owner="a")
+    gate.submit(Priority.MEDIUM, None, short, owner="b")
+    asked.set()
+    for _ in range(2):
+        assert done.acquire(timeout=WAIT_S_MAX)
+    gate.close()
+    assert (order, limit.refused, gate._paused_count) == (["short", "long"], 3, 0)
 
 
 def test_job_is_not_suspended_for_what_no_thread_would_run(limit: Limit) -> None:
