@@ -1,7 +1,7 @@
 """Models of several processes, checked and prepared in turns between their pieces: each gives what it gives alone, to the byte.
 
-Every piece is followed by the turn of another process here, wherever the drivers have pieces: while they check, lower, compile, save
-and restore. Some calls are cancelled and some have deadlines that come.
+Every piece is followed by the turn of another process here, wherever the drivers have pieces: while they check, lower, save and
+restore. Some calls are cancelled and some have deadlines that come.
 """
 
 from __future__ import annotations
