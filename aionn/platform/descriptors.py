@@ -47,6 +47,7 @@ __all__ = [
     "Kinds",
     "close_apart",
     "close_memory",
+    "closing_threads",
     "is_quick",
     "kinds_of",
     "waiting_to_be_closed",
@@ -328,14 +329,16 @@ class _Place:
     Attributes:
         wake: Released where there is work for the thread that waits in this place.
         limit: For what its thread closes; None for memory alone.
+        thread: The kernel's number of its thread; 0 without one.
     """
 
-    __slots__ = ("limit", "wake")
+    __slots__ = ("limit", "thread", "wake")
 
     def __init__(self, limit: _Limit | None) -> None:
         self.wake = _thread.allocate_lock()
         self.wake.acquire()
         self.limit = limit
+        self.thread = 0
 
     def close(self, job: _Job) -> None:
         """Does a job, and tries again for a while where no memory is left."""
@@ -366,6 +369,7 @@ class _Place:
 
     def leave(self) -> None:
         """Before the thread ends."""
+        self.thread = 0
         if self.limit is not None:
             with contextlib.suppress(MemoryError):
                 self.limit.remove()
@@ -377,6 +381,10 @@ class _Threads:
     Args:
         count: Most of them.
         is_limited: Whether what they close may wait for the peer of a socket.
+
+    Attributes:
+        places: The room for all of them.
+        jobs: What none has begun to close.
     """
 
     # Each step is one operation of a C type: a finaliser may come between any two, and call ``put``. A place is in ``_free``, in
@@ -389,8 +397,8 @@ class _Threads:
     def reset(self) -> None:
         """Forgets threads and jobs: the child of a ``fork`` has none of the threads."""
         # The child's descriptors of such jobs stay open, as all do that it does not close.
-        places = (_Place(_Limit() if self._is_limited else None) for _ in range(self._count))
-        self._free = collections.deque(places)
+        self.places = tuple(_Place(_Limit() if self._is_limited else None) for _ in range(self._count))
+        self._free = collections.deque(self.places)
         self._waiting: collections.deque[_Place] = collections.deque()
         self.jobs: collections.deque[_Job] = collections.deque()
 
@@ -416,6 +424,7 @@ class _Threads:
                 self._end(place)
 
     def _work(self, place: _Place) -> None:
+        place.thread = _thread.get_native_id()
         while True:
             self._do_all(place)
             self._waiting.append(place)
@@ -465,6 +474,11 @@ def close_apart(
         mapping: The object that has mapped them, and has no other user from now on; released first.
     """
     _memories.put(_Job(fds, mapping, on_closed, _others))
+
+
+def closing_threads() -> set[int]:
+    """The kernel's numbers of the threads that close, which Python's ``threading`` does not know; 0 is among them."""
+    return {place.thread for threads in (_memories, _others) for place in threads.places}
 
 
 def waiting_to_be_closed() -> int:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from aionn.hal import Priority
+from aionn.platform.descriptors import closing_threads
 from aionn.realtime import Scheduling, SchedulingClass, current
 from aionn.realtime.threads import threads_here
 from aionn.realtime.threads.slices import take_serving_slice
@@ -183,6 +184,8 @@ class EngineThreads:
         try:
             yield
         finally:
+            started = threads_here() - before
+            # Afterwards: a thread of Python that starts in between is among these.
             known = {thread.native_id for thread in threading.enumerate()}
-            for tid in sorted(threads_here() - before - known):
+            for tid in sorted(started - known - closing_threads()):
                 scheduling.acquire(scheduling_class, self._name, tid)
