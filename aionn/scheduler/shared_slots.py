@@ -285,8 +285,12 @@ class SharedSlots:
                 self._queue.withdraw(slot, now_ns)
             self._decide(now_ns)
 
-    def leave(self, job: ClientJob) -> None:
-        """Cancels a waiting job; it will not be started. Others are ignored."""
+    def leave(self, job: ClientJob) -> bool:
+        """Cancels a waiting job; it will not be started. Others are ignored.
+
+        Returns:
+            Whether it waited.
+        """
         if self._queued.get(job.number) is job:
             self._remove(job)
             job.state = JobState.ENDED
@@ -295,6 +299,9 @@ class SharedSlots:
         elif job._is_behind:
             self._behind[_group(job)].discard(job)
             self._behind_count -= 1
+        else:
+            return False
+        return True
 
     def release(self, job: ClientJob) -> None:
         """Gives a slot back; a job that was started without any is ignored."""

@@ -481,12 +481,16 @@ class BlockingDevice(CheckedDevice):
 
         def run(is_cancelled: Callable[[], bool]) -> _T:
             def pause() -> None:
-                if is_cancelled():
-                    raise GeneralFailure(f"{self.preparing}: the caller cancelled the call")
+                check()
                 if pace is not None:
                     pace()
                 if self.prepares_beside:
                     self.preparing.give_turn_after(TURN_NS)
+                    check()  # A job that is withdrawn comes back without a slot.
+
+            def check() -> None:
+                if is_cancelled():
+                    raise GeneralFailure(f"{self.preparing}: the caller cancelled the call")
 
             context.run(pausing, pause)
             return context.run(call)

@@ -99,9 +99,14 @@ class _SubmittedJob(ThreadJob):
         self.ended: Callable[[], None] | None = None
         self._begins = begins
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a job that waits has begun, so that its thread sleeps."""
+        return self._started is not None
+
     def start(self) -> None:
         if self._started is not None:
-            self._started.release()  # It had begun, and its thread sleeps.
+            self._started.release()
         else:
             self._begins.put(self)
 
@@ -154,6 +159,12 @@ class SlotGate:
         return self._name
 
     @property
+    def has_slot(self) -> bool:
+        """Whether the calling thread runs a job with a slot, and not one whose deadline has come, or that was withdrawn."""
+        job = self._running.job
+        return job is not None and job.slot is not None
+
+    @property
     def waiting_count(self) -> int:
         """Number of jobs that wait for a slot."""
         return self._slots.waiting_count
@@ -198,11 +209,14 @@ class SlotGate:
         owner: Hashable = None,
         model: Hashable = None,
         ended: Callable[[], None] | None = None,
-    ) -> None:
+    ) -> _SubmittedJob:
         """Runs ``call`` on one of the gate's threads when the job is started. It must not raise. See ``slot`` for the arguments.
 
         Args:
             ended: Called on the same thread when the slot was given back; None calls nothing.
+
+        Returns:
+            The job, for ``withdraw``.
 
         Raises:
             MissedDeadline: Its reservation does not cover the frame, see ``SharedSlots.enter_reserved``.
@@ -219,6 +233,23 @@ class SlotGate:
                 raise shortage  # It would never begin.
             self._close_native()
             self._enter(job, reserved)
+        return job
+
+    def withdraw(self, job: _SubmittedJob) -> bool:
+        """Ends the wait of a job that is not wanted any more, so that what it holds is free while others have the slots. One that
+        has given its turn goes on without a slot: it must end then.
+
+        Returns:
+            Whether it had not begun, and never begins.
+        """
+        with self._lock:
+            if not self._slots.leave(job):
+                return False
+            if job.has_begun:
+                job.start()
+                return False
+        job.call = job.ended = None
+        return True
 
     def _enter(self, job: ThreadJob, reserved: ReservedCall | None) -> None:
         """Called with the lock held."""
@@ -510,12 +541,16 @@ async def run_on_gate(
         owner = client_of_call.get()
     cancelled = threading.Event()
     outcome: list[_T | BaseException] = []
+    # Emptied when the caller has left: what a call refers to is not kept until the job's turn comes.
+    calls = [call]
+    del call
 
     def job() -> None:
         if cancelled.is_set():
             done.try_signal()  # It has no waiter, while other callers wait for their slots, or for the end of the device.
             return
         try:
+            call = calls.pop()
             scheduling = current()
             if scheduling is None:
                 outcome.append(call(cancelled.is_set))
@@ -535,10 +570,11 @@ async def run_on_gate(
         done.try_signal()
 
     forget_late: Callable[[], None] | None = None
+    submitted: _SubmittedJob | None = None
     done = SyncFence("execution")
     try:
         with real_work(f"work on {gate}"):
-            gate.submit(priority, deadline_ns, job, owner=owner, model=model)
+            submitted = gate.submit(priority, deadline_ns, job, owner=owner, model=model)
             if call_at is not None and deadline_ns is not None:
                 with contextlib.suppress(
                     ResourceExhausted
@@ -549,8 +585,11 @@ async def run_on_gate(
                 raise MissedDeadline(f"{gate}: the deadline passed while preparing", transient=True)
     except BaseException:
         cancelled.set()
+        calls.clear()
         # An error refers to the frames that it went through, and the frame of ``job`` to ``outcome``.
         done.add_callback(lambda done: outcome.clear())
+        if submitted is not None and gate.withdraw(submitted):
+            done.try_signal()
         raise
     finally:
         if forget_late is not None:

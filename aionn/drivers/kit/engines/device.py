@@ -182,7 +182,10 @@ class EngineDevice(BlockingDevice):
                     f"{self.info.name}: its engine is installed and cannot be imported: {e}"
                 ) from e
             finally:
-                self._found = None  # It holds the model, which is not prepared after a question or a failure.
+                # It holds the model, which is not prepared after a question or a failure. Work without a turn has found nothing,
+                # and would drop what another one has found.
+                if self.preparing.has_slot:
+                    self._found = None
 
         return await super()._in_pieces(priority, deadline_ns, run)
 

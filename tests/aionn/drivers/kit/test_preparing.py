@@ -1,6 +1,9 @@
 """Checking and preparing models beside executions: who waits for whom on a device that several clients share."""
 
+import contextlib
+import gc
 import threading
+import weakref
 
 import anyio
 import anyio.lowlevel
@@ -11,10 +14,11 @@ import pytest
 from aionn.conformance.requests import request_for
 from aionn.drivers.kit import blocking, gate
 from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
+from aionn.drivers.kit.gate import SlotGate, run_on_gate
 from aionn.drivers.litert.driver import LitertDevice
 from aionn.drivers.reference import INFO, ReferenceDevice
 from aionn.errors import DeviceUnavailable, MissedDeadline
-from aionn.hal import OutputShape, Priority
+from aionn.hal import Model, OutputShape, Priority
 from aionn.hal.callers import Connection, client_of_call
 from aionn.hal.pieces import pace_of_call
 from aionn.hal.pooled_request import PooledRequest
@@ -355,3 +359,135 @@ def test_work_on_a_model_ends_with_the_piece_in_which_its_caller_is_cancelled(ki
 
     anyio.run(main)
     assert len(pieces) == 3
+
+
+class KeptModel(Model, frozen=True, weakref=True):
+    """A model of which can be seen that nothing keeps it."""
+
+
+def _kept(operations=1):
+    model = models.identity((4,), operations=operations)
+    return KeptModel(**{name: getattr(model, name) for name in model.__struct_fields__})
+
+
+class Keeping:
+    """Work that keeps the turn, between two of its pieces, from the time at which it is asked to until it is let go."""
+
+    def __init__(self):
+        self.must, self.keeps, self.may_end = threading.Event(), threading.Event(), threading.Event()
+
+    def __call__(self):
+        if self.must.is_set():
+            self.keeps.set()
+            assert self.may_end.wait(WAIT_S)
+
+    async def wait(self):
+        assert await anyio.to_thread.run_sync(self.keeps.wait, WAIT_S)
+
+
+async def _prepare(device, process, model, pace, priority=Priority.MEDIUM, **terms):
+    client_of_call.set(Connection(process, process))
+    pace_of_call.set(pace)
+    await (await device.prepare_model(model, priority=priority, **terms)).aclose()
+
+
+async def _is_gone(reference):
+    with anyio.move_on_after(WAIT_S / 2):
+        while reference() is not None:
+            gc.collect()
+            await anyio.sleep(0.005)
+    return reference() is None
+
+
+@pytest.mark.parametrize("with_deadline", [False, True])
+async def test_cancelled_preparation_that_waits_keeps_no_model(with_deadline):
+    """A client would have as many models of others' memory as calls that it cancels, none of them counted any more."""
+    keeping = Keeping()
+    keeping.must.set()
+    async with ReferenceDevice() as device, anyio.create_task_group() as tasks:
+        tasks.start_soon(_prepare, device, "other", models.identity((4,)), keeping)
+        await keeping.wait()
+        model = _kept()
+        reference = weakref.ref(model)
+        terms = {"deadline_ns": device.now() + 20_000_000} if with_deadline else {}
+        try:
+            with anyio.move_on_after(WAIT_S if with_deadline else 0.02), contextlib.suppress(MissedDeadline):
+                await _prepare(device, "cancelled", model, lambda: None, **terms)
+            del model
+            assert await _is_gone(reference)
+            assert device.preparing.waiting_count == 0
+        finally:
+            keeping.may_end.set()
+
+
+@pytest.mark.parametrize("kind", [ReferenceDevice, LitertDevice])
+async def test_cancelled_preparation_that_has_given_its_turn_ends_at_once(monkeypatch, kind):
+    """It keeps a thread and a part of a lowered model, and none of the places for jobs that sleep is left for others."""
+    if kind is LitertDevice:
+        pytest.importorskip("ai_edge_litert")
+    monkeypatch.setattr(blocking, "TURN_NS", 0)
+    keeping, pieces = Keeping(), []
+    async with kind() as device, anyio.create_task_group() as tasks:
+        model = _kept(operations=200)
+        reference = weakref.ref(model)
+        cancelled = anyio.CancelScope()
+
+        async def prepare(model):
+            with cancelled:
+                await _prepare(device, "cancelled", model, lambda: pieces.append(None))
+
+        tasks.start_soon(prepare, model)
+        tasks.start_soon(
+            _prepare, device, "other", models.identity((4,), operations=200), keeping, Priority.HIGH
+        )
+        keeping.must.set()
+        await keeping.wait()
+        del model
+        begun = len(pieces)
+        try:
+            cancelled.cancel()
+            assert await _is_gone(reference)
+            assert begun
+            assert len(pieces) == begun, "it works no further"
+            assert device.preparing.waiting_count == 0
+        finally:
+            keeping.may_end.set()
+    assert device.preparing.learnt_count == 0
+
+
+async def test_call_whose_deadline_has_come_is_not_kept_until_a_thread_is_free():
+    """It was started without a slot, to fail, while the only thread works for another one."""
+    now_ns, begun, may_end = 0, threading.Event(), threading.Event()
+    gate = SlotGate(1, name="gate", now=lambda: now_ns, executes=False)
+
+    def hold(is_cancelled):
+        begun.set()
+        assert may_end.wait(WAIT_S)
+
+    class Call:
+        def __call__(self, is_cancelled):
+            raise AssertionError("called after it was cancelled")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_on_gate, gate, Priority.MEDIUM, None, hold)
+        assert await anyio.to_thread.run_sync(begun.wait, WAIT_S)
+        call, scope = Call(), anyio.CancelScope()
+        reference = weakref.ref(call)
+
+        async def wait(call):
+            with scope:
+                await run_on_gate(gate, Priority.MEDIUM, 10, call)
+
+        tasks.start_soon(wait, call)
+        del call
+        await anyio.wait_all_tasks_blocked()
+        now_ns = 20
+        tasks.start_soon(run_on_gate, gate, Priority.MEDIUM, None, lambda is_cancelled: None)
+        await anyio.wait_all_tasks_blocked()
+        try:
+            assert gate.waiting_count == 1, "only the last one waits"
+            scope.cancel()
+            assert await _is_gone(reference)
+        finally:
+            may_end.set()
+    gate.close()
