@@ -31,10 +31,11 @@ from aionn.drivers.kit import caching
 from aionn.drivers.kit.arguments import Arguments, OutputArea
 from aionn.drivers.kit.caching import CacheContents, HeldFiles
 from aionn.drivers.kit.checked import CheckedDevice
-from aionn.drivers.kit.gate import GateControl, SlotGate, run_on_gate
+from aionn.drivers.kit.gate import GateControl, SlotGate
 from aionn.drivers.kit.interrupting import Interrupts
 from aionn.drivers.kit.launching import LaunchingPreparedModel
 from aionn.drivers.kit.threads.alarm import Alarm
+from aionn.drivers.kit.threads.calls import run_on_gate
 from aionn.drivers.kit.threads.classes import (
     EngineThreads,
     class_of_priority,

@@ -15,13 +15,13 @@ Invariants:
 6. A preempted job keeps its thread, which sleeps until the job is started again; others run on threads of their own. Where
    ``SUSPENDED_MAX`` jobs of a client's process sleep in this way, a further one runs to its end. So does one that would give its
    turn to others while ``TURNS_MAX`` jobs sleep.
+7. A withdrawn job keeps no place. One that sleeps after it has given its turn is woken without a slot, to end.
 
 The queue of the runtime's dispatcher orders the jobs of one application; this one orders what several clients sent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -29,29 +29,30 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import TypeVar
 
-from aionn.drivers.kit.threads.classes import running_as, serving
-from aionn.errors import DeviceUnavailable, Error, MissedDeadline, ResourceExhausted, general_failure_of
+from aionn.drivers.kit.threads.classes import serving
+from aionn.errors import DeviceUnavailable, ResourceExhausted
 from aionn.hal import Priority
-from aionn.hal.callers import client_of_call
 from aionn.interpreter import RunControl
-from aionn.platform.real_work import real_work
 from aionn.platform.threads import start_thread
-from aionn.realtime import SchedulingClass, current
 from aionn.scheduler.job import ClientJob
 from aionn.scheduler.reservations.calls import ReservedCall, reserved_call
 from aionn.scheduler.shared_slots import SharedSlots
-from fences import SyncFence
 from fmq import Permit, Slots
 
-__all__ = ["GateControl", "SlotGate", "run_on_gate"]
+__all__ = ["GateControl", "SlotGate", "SubmittedJob"]
 
 SUSPENDED_MAX = 16
 """Most jobs of one process that are suspended, each with a thread: a class preempts lower ones, of which one job is suspended for
 each slot, as a rule. Without a limit a client could have thousands: each is preempted, and then a more urgent one of its class
 is started before it is."""
 
-TURNS_MAX = 32
-"""Most jobs that sleep because they have given their turns to those of other processes, each with a thread."""
+TURNS_MAX = 768
+"""Most jobs that sleep because they have given their turns to those of other processes, each with a thread: one of each class for
+as many processes as a server has clients by default. With fewer, the jobs of further processes would each run to their end while
+all others wait."""
+
+SPARE_MAX = 8
+"""Threads that are kept although no job needs them now: to start one takes as long as some pieces of a job."""
 
 _T = TypeVar("_T")
 
@@ -79,7 +80,7 @@ class ThreadJob(ClientJob):
         return started
 
 
-class _SubmittedJob(ThreadJob):
+class SubmittedJob(ThreadJob):
     """A job that any thread of the gate can begin."""
 
     __slots__ = ("_begins", "call", "ended")
@@ -89,7 +90,7 @@ class _SubmittedJob(ThreadJob):
         priority: Priority,
         deadline_ns: int | None,
         call: Callable[[], None],
-        begins: queue.SimpleQueue[_SubmittedJob | None],
+        begins: queue.SimpleQueue[SubmittedJob | None],
         *,
         owner: Hashable,
         model: Hashable,
@@ -151,7 +152,7 @@ class SlotGate:
         self._native: Slots | None = None
         self._native_owners: dict[Hashable, tuple[Priority, Hashable]] = {}
         self._native_jobs: dict[int, ThreadJob] = {}
-        self._begins: queue.SimpleQueue[_SubmittedJob | None] = queue.SimpleQueue()
+        self._begins: queue.SimpleQueue[SubmittedJob | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = False
 
@@ -209,7 +210,7 @@ class SlotGate:
         owner: Hashable = None,
         model: Hashable = None,
         ended: Callable[[], None] | None = None,
-    ) -> _SubmittedJob:
+    ) -> SubmittedJob:
         """Runs ``call`` on one of the gate's threads when the job is started. It must not raise. See ``slot`` for the arguments.
 
         Args:
@@ -223,7 +224,7 @@ class SlotGate:
             ResourceExhausted: Too many jobs wait already, or no thread can be started to run it.
             DeviceUnavailable: The gate is closed.
         """
-        job = _SubmittedJob(priority, deadline_ns, call, self._begins, owner=owner, model=model)
+        job = SubmittedJob(priority, deadline_ns, call, self._begins, owner=owner, model=model)
         job.ended = ended
         reserved = reserved_call.get()
         with self._lock:
@@ -235,7 +236,7 @@ class SlotGate:
             self._enter(job, reserved)
         return job
 
-    def withdraw(self, job: _SubmittedJob) -> bool:
+    def withdraw(self, job: SubmittedJob) -> bool:
         """Ends the wait of a job that is not wanted any more, so that what it holds is free while others have the slots. One that
         has given its turn goes on without a slot: it must end then.
 
@@ -299,6 +300,20 @@ class SlotGate:
                     ended()
                 # They hold arguments and results; this thread may wait for the next one without end.
                 del call, job, ended
+            if self._leaves():
+                return
+
+    def _leaves(self) -> bool:
+        """Whether the calling thread, which has no job, is to end: many were needed while jobs slept."""
+        if len(self._threads) <= self._slot_count + SPARE_MAX:
+            return False
+        with self._lock:
+            leaves = not self._closed and (
+                len(self._threads) > self._slot_count + self._paused_count + SPARE_MAX
+            )
+            if leaves:
+                self._threads.remove(threading.current_thread())
+        return leaves
 
     def _release(self, job: ThreadJob) -> None:
         with self._lock:
@@ -517,87 +532,3 @@ class _CallerJob(ThreadJob):
         gate = self.gate
         gate._running.job = None
         gate._release(self)
-
-
-async def run_on_gate(
-    gate: SlotGate,
-    priority: Priority,
-    deadline_ns: int | None,
-    call: Callable[[Callable[[], bool]], _T],
-    *,
-    owner: Hashable = None,
-    model: Hashable = None,
-    call_at: Callable[[int, Callable[[], None]], Callable[[], None]] | None = None,
-) -> _T:
-    """Runs ``call`` on a thread of the gate and returns what it returns.
-
-    With ``call_at``, which calls a function at a time and returns what prevents that, the caller is answered at the deadline
-    although ``call`` still runs: by MissedDeadline. The result of ``call`` is dropped then.
-
-    Cancelled before its start, ``call`` is not run; cancelled later, its argument turns True. Without an ``owner`` it is a job of
-    the client whose call this is.
-    """
-    if owner is None:
-        owner = client_of_call.get()
-    cancelled = threading.Event()
-    outcome: list[_T | BaseException] = []
-    # Emptied when the caller has left: what a call refers to is not kept until the job's turn comes.
-    calls = [call]
-    del call
-
-    def job() -> None:
-        if cancelled.is_set():
-            done.try_signal()  # It has no waiter, while other callers wait for their slots, or for the end of the device.
-            return
-        try:
-            call = calls.pop()
-            scheduling = current()
-            if scheduling is None:
-                outcome.append(call(cancelled.is_set))
-            else:
-                # Not an execution: it may compute for seconds.
-                with running_as(scheduling, SchedulingClass.LOW):
-                    outcome.append(call(cancelled.is_set))
-        except Error as e:
-            outcome.append(e)
-        except BaseException as e:  # SystemExit too: the caller waits, and so do others for this thread.
-            outcome.append(general_failure_of(e, str(gate)))
-        if cancelled.is_set():
-            outcome.clear()
-        done.try_signal()
-
-    def late() -> None:
-        done.try_signal()
-
-    forget_late: Callable[[], None] | None = None
-    submitted: _SubmittedJob | None = None
-    done = SyncFence("execution")
-    try:
-        with real_work(f"work on {gate}"):
-            submitted = gate.submit(priority, deadline_ns, job, owner=owner, model=model)
-            if call_at is not None and deadline_ns is not None:
-                with contextlib.suppress(
-                    ResourceExhausted
-                ):  # Without a thread for it the answer comes later.
-                    forget_late = call_at(deadline_ns, late)
-            await done
-            if not outcome:
-                raise MissedDeadline(f"{gate}: the deadline passed while preparing", transient=True)
-    except BaseException:
-        cancelled.set()
-        calls.clear()
-        # An error refers to the frames that it went through, and the frame of ``job`` to ``outcome``.
-        done.add_callback(lambda done: outcome.clear())
-        if submitted is not None and gate.withdraw(submitted):
-            done.try_signal()
-        raise
-    finally:
-        if forget_late is not None:
-            forget_late()
-    result = outcome.pop()
-    if isinstance(result, BaseException):
-        try:
-            raise result
-        finally:
-            del result  # For the same reason.
-    return result

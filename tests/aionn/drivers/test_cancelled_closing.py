@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aionn.drivers.kit.gate import run_on_gate
+from aionn.drivers.kit.threads.calls import run_on_gate
 from aionn.drivers.reference import ReferenceDevice
 from aionn.drivers.simulated.driver import SimulatedDevice
 from aionn.hal import Priority

@@ -10,7 +10,8 @@ import pytest
 
 from aionn.conformance.requests import request_for
 from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
-from aionn.drivers.kit.gate import SUSPENDED_MAX, SlotGate, run_on_gate
+from aionn.drivers.kit.gate import SUSPENDED_MAX, SlotGate
+from aionn.drivers.kit.threads.calls import run_on_gate
 from aionn.drivers.reference import INFO, ReferenceDevice, ReferencePreparedModel
 from aionn.errors import DeviceUnavailable, MissedDeadline
 from aionn.hal import OutputShape, Priority

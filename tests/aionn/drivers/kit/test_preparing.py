@@ -14,7 +14,8 @@ import pytest
 from aionn.conformance.requests import request_for
 from aionn.drivers.kit import blocking, gate
 from aionn.drivers.kit.blocking import BlockingDevice, BlockingPreparedModel
-from aionn.drivers.kit.gate import SlotGate, run_on_gate
+from aionn.drivers.kit.gate import SlotGate
+from aionn.drivers.kit.threads.calls import run_on_gate
 from aionn.drivers.litert.driver import LitertDevice
 from aionn.drivers.reference import INFO, ReferenceDevice
 from aionn.errors import DeviceUnavailable, MissedDeadline
@@ -165,6 +166,38 @@ def test_large_models_of_others_delay_a_small_one_by_a_turn_of_each(monkeypatch,
     anyio.run(main)
     # Each piece of the small one waits for one of each other process; those that ended before it came are not many.
     assert max(small_ended_after) <= 3 * pieces["small"] < min(pieces[other] for other in "abc") / 10
+
+
+async def test_many_processes_have_one_turn_each_before_a_small_model_and_their_threads_end(monkeypatch):
+    """Those of which the jobs could not sleep would run to their end, each, while the small one waits."""
+    monkeypatch.setattr(blocking, "TURN_NS", 0)
+    large = models.identity((4,), operations=60)
+    pieces = dict.fromkeys([*range(40), "small"], 0)
+    small_ended_after = []
+
+    def threads():
+        return [t for t in threading.enumerate() if t.name.startswith("aionn-reference-preparing")]
+
+    async with ReferenceDevice() as device:
+
+        async def prepare(process, model):
+            client_of_call.set(Connection(process, process))
+            pace_of_call.set(lambda: pieces.update({process: pieces[process] + 1}))
+            await (await device.prepare_model(model)).aclose()
+            if process == "small":
+                small_ended_after.extend(pieces[other] for other in range(40))
+
+        async with anyio.create_task_group() as tasks:
+            for process in range(40):
+                tasks.start_soon(prepare, process, large)
+            tasks.start_soon(prepare, "small", MODEL)
+        # Those that ended before it came are not many.
+        assert sorted(small_ended_after)[-3] <= 3 * pieces["small"] < 60
+        with anyio.move_on_after(WAIT_S / 2):
+            while len(threads()) > 1 + gate.SPARE_MAX:
+                await anyio.sleep(0.005)
+        assert 1 <= len(threads()) <= 1 + gate.SPARE_MAX
+        await (await device.prepare_model(MODEL)).aclose()
 
 
 async def test_turns_need_a_thread_for_each_job_and_a_device_ends_all_of_them(monkeypatch):
