@@ -398,25 +398,27 @@ class SlotGate:
         """Lets the jobs of other processes go first, once the job of this thread has had the only slot for so long, and sleeps
         until it is started again. To be called between short pieces of its work.
         """
-        job = self._running.job
+        running, now_ns = self._running, self._now()
+        job = running.job
         # Without the lock: one that comes now waits for a piece more.
-        if job is None or not self._slots.waiting_count or self._now() - self._running.since_ns < turn_ns:
+        if job is None or not self._slots.waiting_count or now_ns - running.since_ns < turn_ns:
             return
+        running.since_ns = (
+            now_ns  # Where it cannot give its turn it has one more, and does not look after each piece.
+        )
         with self._lock:
-            if self._paused_count >= TURNS_MAX or not self._slots.others_wait(job):
+            if job.slot is None or self._paused_count >= TURNS_MAX or not self._slots.others_wait(job):
                 return
             self._paused_count += 1
             if self._start_threads() is not None:
-                # There is no thread for the other job. This one has a turn more, and does not try again after each piece.
                 self._paused_count -= 1
-                self._running.since_ns = self._now()
                 return
             started = job.prepare_to_sleep()
             self._slots.give_turn(job)
         started.acquire()
         with self._lock:
             self._paused_count -= 1
-        self._running.since_ns = self._now()
+        running.since_ns = self._now()
 
     def look(self) -> None:
         """Decides again: a frame of a reservation has used its budget, and others may wait for its slot."""
