@@ -384,7 +384,7 @@ class _Threads:
 
     Attributes:
         places: The room for all of them.
-        jobs: What none has begun to close.
+        jobs: Those that no thread has begun.
     """
 
     # Each step is one operation of a C type: a finaliser may come between any two, and call ``put``. A place is in ``_free``, in

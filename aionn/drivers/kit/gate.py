@@ -238,7 +238,7 @@ class SlotGate:
 
     def withdraw(self, job: SubmittedJob) -> bool:
         """Ends the wait of a job that is not wanted any more, so that what it holds is free while others have the slots. One that
-        has given its turn goes on without a slot: it must end then.
+        has given its turn continues without a slot, and must end then.
 
         Returns:
             Whether it had not begun, and never begins.
