@@ -125,7 +125,7 @@ def serve(
         models: Prepared models of one client.
         bursts: Open bursts of one client.
         executions: Executions under way of one client.
-        descriptors: Descriptors for memories, fences and files that one client sent: two for a memory.
+        descriptors: Descriptors for memories, fences and files that one client sent: two for a memory, and eight for a burst.
         mapped_mib: Memories that one client sent, in MiB.
         clients: Concurrent connections, of the socket and of the network each. When a limit is reached, connections that have not
             sent Hello are ended first; then new ones are rejected, with the reason.
