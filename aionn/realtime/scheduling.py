@@ -257,7 +257,12 @@ class Scheduling:
         """Closes the connection alone, in a forked child: threads and watchdog belong to the parent, whose end the watchdog notices
         only when no other process has the connection."""
         self._is_closing = True  # So that this copy never touches the parent's threads.
+        # Another thread of the parent may have held them at that moment, and is not there to release them.
+        self._lock = threading.Lock()
+        if self._threads is not None:
+            self._threads.renew_lock()
         if self._end is not None:
+            self._end.renew_lock()
             WatchdogEnd.close(self._end)
 
 

@@ -128,6 +128,10 @@ class WatchdogEnd:
             event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll()
         )
 
+    def renew_lock(self) -> None:
+        """See ``Threads.renew_lock``."""
+        self._lock = threading.Lock()
+
     def hang_up(self) -> None:
         """Ends the connection for every process that has a copy of it: the watchdog makes all threads ordinary that were
         registered on it."""

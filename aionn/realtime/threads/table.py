@@ -371,6 +371,10 @@ class Threads:
             except OSError as e:
                 held.reason = failed("sched_setscheduler", e)
 
+    def renew_lock(self) -> None:
+        """In a forked child, which has none of the threads that may have held it."""
+        self._lock = threading.RLock()
+
     def table(self) -> list[ThreadRow]:
         """The rows of all granted threads, with their current state in the kernel."""
         with self._lock:

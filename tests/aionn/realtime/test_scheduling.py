@@ -249,6 +249,43 @@ scheduling.close()
 
 
 @as_root
+def test_fork_beside_a_thread_that_looks_at_the_table_leaves_the_child_no_held_lock() -> None:
+    """The thread that waits for the watchdog's messages may hold the table's lock, and is not there in the child."""
+    code = """
+scheduling = open_shared(Mode.REQUIRED)
+scheduling.acquire(HIGH, "test")
+is_held, may_end = threading.Event(), threading.Event()
+def hold():
+    with scheduling._lock, scheduling._threads._lock, scheduling._end._lock:
+        is_held.set()
+        may_end.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+is_held.wait()
+child = os.fork()
+if child == 0:
+    scheduling.table()
+    os._exit(0)
+status = None
+for _ in range(1000):
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        break
+    time.sleep(0.01)
+else:
+    os.kill(child, 9)
+    status = "hangs"
+may_end.set()
+thread.join()
+say(status=status)
+close_shared()
+"""
+    assert run_child("from aionn.realtime.scheduling import close_shared, open_shared\n" + OPEN + code) == {
+        "status": 0
+    }
+
+
+@as_root
 def test_forked_child_does_not_touch_the_threads_of_its_parent() -> None:
     code = """
 scheduling = open_shared(Mode.REQUIRED)
