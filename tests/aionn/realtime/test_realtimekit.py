@@ -149,7 +149,8 @@ say(**msgspec.to_builtins(found), told=str(found))
 
 
 def test_bus_without_realtimekit_says_absent(bus: str) -> None:
-    found = run_child(ASK, environment={"DBUS_SYSTEM_BUS_ADDRESS": bus})
+    # The bus answers on a busy machine too, if there is time for it.
+    found = run_child(ASK.replace("0.3", "20"), environment={"DBUS_SYSTEM_BUS_ADDRESS": bus})
     assert found["cause"] == "absent" and "not installed" in found["sentence"]
 
 
