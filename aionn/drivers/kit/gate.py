@@ -379,20 +379,12 @@ class SlotGate:
     def _pause(self, job: ThreadJob) -> None:
         """Lets a more urgent job run, on another thread, and sleeps until the preempted one is started again."""
         began_ns = self._now()
-        with self._lock:
-            if not job.is_preempted or self._slots.suspended_of(job) >= SUSPENDED_MAX:
-                return
-            self._paused_count += 1
-            if self._start_threads() is not None:
-                # There is no thread for the other job: it waits until this one has ended.
-                self._paused_count -= 1
-                return
-            started = job.prepare_to_sleep()
-            self._slots.suspend(job)
-        started.acquire()
-        with self._lock:
-            self._paused_count -= 1
-        job.away_ns += self._now() - began_ns
+        if self._sleep(
+            job,
+            lambda: job.is_preempted and self._slots.suspended_of(job) < SUSPENDED_MAX,
+            self._slots.suspend,
+        ):
+            job.away_ns += self._now() - began_ns
 
     def give_turn_after(self, turn_ns: int) -> None:
         """Lets the jobs of other processes go first, once the job of this thread has had the only slot for so long, and sleeps
@@ -406,19 +398,37 @@ class SlotGate:
         running.since_ns = (
             now_ns  # Where it cannot give its turn it has one more, and does not look after each piece.
         )
+
+        def gives() -> bool:
+            return job.slot is not None and self._paused_count < TURNS_MAX and self._slots.others_wait(job)
+
+        if self._sleep(job, gives, self._slots.give_turn):
+            running.since_ns = self._now()
+
+    def _sleep(
+        self, job: ThreadJob, is_due: Callable[[], bool], give_slot: Callable[[ThreadJob], None]
+    ) -> bool:
+        """Gives the slot of this thread's job to others, and sleeps until it is started again. Returns whether it did.
+
+        Args:
+            job: The job.
+            is_due: Called with the lock held; without effect where it returns False.
+            give_slot: Called with the lock held.
+        """
         with self._lock:
-            if job.slot is None or self._paused_count >= TURNS_MAX or not self._slots.others_wait(job):
-                return
+            if not is_due():
+                return False
             self._paused_count += 1
             if self._start_threads() is not None:
+                # There is no thread for the other job: it waits.
                 self._paused_count -= 1
-                return
+                return False
             started = job.prepare_to_sleep()
-            self._slots.give_turn(job)
+            give_slot(job)
         started.acquire()
         with self._lock:
             self._paused_count -= 1
-        running.since_ns = self._now()
+        return True
 
     def look(self) -> None:
         """Decides again: a frame of a reservation has used its budget, and others may wait for its slot."""
