@@ -8,7 +8,8 @@ Invariants:
    filter leaves both.
 2. Operations that the device does not support are removed from a graph before it runs; the rest is unchanged.
 3. A difference that another legal rounding of intermediate results would make as well is not a failure, and is counted.
-4. A device that does not answer in time is replaced, and its graph is not made smaller.
+4. A graph that the reference device rejects, since an operation of it needs more memory than one may use there, is skipped.
+5. A device that does not answer in time is replaced, and its graph is not made smaller.
 
 Source: the random graph tests of the NN HAL's VTS, which run each set with 50 seeds.
 """
@@ -52,7 +53,7 @@ from aionn.conformance.random_graphs.sets import (
     GraphTest,
 )
 from aionn.conformance.suite import DeviceUnderTest, Outcome
-from aionn.errors import DeadObject, ErrorStatus, InvalidArgument, error_for_status
+from aionn.errors import DeadObject, ErrorStatus, InvalidArgument, ResourceExhausted, error_for_status
 from aionn.hal import Model
 from aionn.hal.pooled_request import PooledRequest
 from aionn.platform.files import read_regular
@@ -75,6 +76,8 @@ NUMBER_MAX = 1 << 40
 UNDETERMINED = (
     "rounding decides: the reference's own result changes when it and those before it are rounded differently"
 )
+
+TOO_LARGE = "an operation of it needs more memory than the reference device gives to one"
 
 DEATHS_MAX = 20
 """Trials of making a graph smaller on which the driver process dies: each costs the start of a process."""
@@ -224,6 +227,8 @@ async def _run_case(
     # In a thread of its own: interpreting a graph would hold the loop that the device's connection needs.
     failure = await anyio.to_thread.run_sync(runner.judged, supported)
     operations = operations_of(supported.plan)
+    if failure is None and runner.is_too_large:
+        return Outcome(name, operations, "skipped", reason=TOO_LARGE)
     if failure is None and runner.undetermined:
         return Outcome(name, operations, "expected_failure", reason=UNDETERMINED)
     if failure is None:
@@ -277,6 +282,7 @@ class _Runner:
         self._settings = settings
         self._deaths = 0
         self.undetermined: list[Difference] = []
+        self.is_too_large = False
 
     async def supported(self, case: Case) -> Case | None:
         """The case without the operations that the device does not support; None where nothing is left."""
@@ -299,11 +305,30 @@ class _Runner:
 
     def judged(self, case: Case) -> GraphFailure | None:
         """The smallest failure of a case that the device supports; None without one."""
-        expected: Executor = evaluate_plainly if self._settings.is_reference else interpret
-        failure = compare(case, expected, self._execute, undetermined=self.undetermined)
+        expected: Executor = self._unless_too_large(interpret)
+        execute: Executor = self._execute
+        smaller: Executor = self._execute_smaller
+        if self._settings.is_reference:
+            expected = evaluate_plainly
+            execute, smaller = self._unless_too_large(execute), self._unless_too_large(smaller)
+        failure = compare(case, expected, execute, undetermined=self.undetermined)
         if failure is None or (failure.error or "").startswith(_NoAnswer.__name__):
             return failure
-        return shrink(failure, expected, self._execute_smaller, determined=True)
+        return shrink(failure, expected, smaller, determined=True)
+
+    def _unless_too_large(self, executor: Executor) -> Executor:
+        """An executor by the reference's operations, which gives None for a graph that they reject for the memory it needs."""
+
+        def execute(model: Model, inputs: Sequence[Array | None]) -> list[Array] | None:
+            try:
+                return executor(model, inputs)
+            except ResourceExhausted as e:
+                if e.transient:
+                    raise
+                self.is_too_large = True
+                return None
+
+        return execute
 
     def _execute(self, model: Model, inputs: Sequence[Array | None]) -> list[Array]:
         return anyio.from_thread.run(self._run, model, [array for array in inputs if array is not None])

@@ -18,6 +18,7 @@ from aionn.conformance.random_graphs.plain_evaluation import Disturbance, evalua
 from aionn.conformance.random_graphs.sets import TESTS
 from aionn.conformance.random_graphs.suite import (
     NUMBER_MAX,
+    TOO_LARGE,
     RandomSettings,
     chosen_sets,
     graph_name,
@@ -33,6 +34,7 @@ from aionn.drivers import registry
 from aionn.drivers.reference import ReferenceDevice, ReferencePreparedModel
 from aionn.errors import InvalidArgument
 from aionn.hal import Device, Model, Operand, OperandType, OperationType
+from aionn.ops.numerics import geometry
 
 KEPT = sorted((Path(__file__).parent / "failures").glob("*.json"))
 """Graphs on which a driver once failed, as small as they got."""
@@ -149,6 +151,23 @@ async def test_difference_on_the_drivers_list_is_expected_only_alone() -> None:
     assert lists.why_different(Subject(name, operations, frozenset())) is None
     chosen = Expectations(expected_differences={"ABS_*+TANH_*": "together"})
     assert chosen.why_different(Subject(name, operations, frozenset())) == "together"
+
+
+@pytest.mark.parametrize("is_reference", [False, True])
+async def test_graph_that_the_reference_rejects_for_its_memory_is_skipped_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, is_reference: bool
+) -> None:
+    plan = plan_with("CONV_2D_implicit_1", test="SMALL_TENSOR_FLOAT32_4")
+    device = under_test(ReferenceDevice("reference"))
+    try:
+        passed = await run_plan(device, "planned", plan, RandomSettings(is_reference=is_reference))
+        monkeypatch.setattr(geometry, "WORKING_BYTES_MAX", 0)
+        monkeypatch.setattr(geometry, "WORKING_RATIO_MAX", 0)
+        skipped = await run_plan(device, "planned", plan, RandomSettings(is_reference=is_reference))
+    finally:
+        await device.aclose()
+    assert passed.verdict == "passed"
+    assert (skipped.verdict, skipped.reason) == ("skipped", TOO_LARGE)
 
 
 async def test_difference_that_rounding_decides_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
