@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from aionn.cli.serving.children import kill_all
-from aionn.reports.lines import write_if_taken
+from aionn.observability.lines import write_if_taken
 
 __all__ = ["INTERRUPTED", "TERMINATED", "end_at_once", "ends_early", "guard", "is_ending", "is_polled", "run"]
 

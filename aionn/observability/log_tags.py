@@ -14,12 +14,26 @@ Source: the NN HAL's verbose log tags (``initVLogMask``): names, order and separ
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import select
+import sys
 from collections.abc import Sequence
 
-__all__ = ["LOG_VARIABLE", "TAGS", "choose_tags", "chosen_tags", "label_lines", "parse_tags", "relayed"]
+from aionn.observability.lines import write_if_taken
+
+__all__ = [
+    "LOG_VARIABLE",
+    "LinesHandler",
+    "TAGS",
+    "choose_tags",
+    "chosen_tags",
+    "label_lines",
+    "parse_tags",
+    "relayed",
+]
 
 LOG_VARIABLE = "AIONN_LOG"
 """Tags with spaces, commas or colons between them; 1 or ``all`` chooses every one. Driver processes inherit it."""
@@ -37,6 +51,40 @@ _chosen: tuple[str, ...] = ()
 
 _levels_before: dict[str, int] = {}
 """The level that the logger of a chosen tag had."""
+
+
+class LinesHandler(logging.Handler):
+    """Writes records to standard error as far as it takes them now. The first line after dropped ones states their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Source: ``logging.Handler``."""
+        try:
+            text = self.format(record) + "\n"
+        except Exception:
+            self.handleError(record)
+            return
+        if sys.stderr is None:
+            return
+        try:
+            fd = sys.stderr.fileno()
+        except (OSError, ValueError):  # A stream in memory, or a closed one.
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(text)
+            return
+        if self._dropped:
+            text = f"{record.name}: {self._dropped} records before this were dropped: standard error was not read\n{text}"
+        line = text.encode(errors="backslashreplace")
+        if not write_if_taken(fd, line):
+            self._dropped += 1
+            return
+        self._dropped = 0
+        for at in range(select.PIPE_BUF, len(line), select.PIPE_BUF):  # A traceback.
+            if not write_if_taken(fd, line[at:]):
+                break
 
 
 def parse_tags(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -60,9 +108,12 @@ def relayed(line: str) -> tuple[str, str] | None:
 
 
 def label_lines() -> None:
-    """Makes lines that no handler takes begin with their logger's name, so that the output of drivers names its source."""
-    if logging.lastResort is not None:
-        logging.lastResort.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    """Makes lines that no handler takes begin with their logger's name, so that the output of drivers names its source, and never
+    wait for the reader of standard error."""
+    handler = LinesHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    logging.lastResort = handler
 
 
 def choose_tags(text: str | None = None, *, is_driver: bool = False) -> Sequence[str]:
@@ -83,7 +134,8 @@ def choose_tags(text: str | None = None, *, is_driver: bool = False) -> Sequence
         logging.getLogger(f"aionn.{tag}").setLevel(_levels_before.pop(tag))
     ours = logging.getLogger("aionn")
     if tags and not ours.hasHandlers():
-        handler = logging.StreamHandler()
+        # A driver's records wait for the application, which reads them; nothing may wait for the reader of an application's.
+        handler = logging.StreamHandler() if is_driver else LinesHandler()
         handler.setFormatter(logging.Formatter(_RELAY_FORMAT if is_driver else _FORMAT))
         ours.addHandler(handler)
     for tag in tags:

@@ -25,8 +25,8 @@ from typing import Any, TextIO, cast
 from rich.cells import cell_len
 
 from aionn.errors import GeneralFailure
+from aionn.observability.lines import write_if_taken
 from aionn.reports.columns import number_columns
-from aionn.reports.lines import write_if_taken
 
 __all__ = [
     "PROGRESS_FIRST_S",

@@ -29,6 +29,7 @@ from aionn.cli.serving.network import Network, network_of, serving_network, sock
 from aionn.drivers import registry
 from aionn.errors import InvalidArgument
 from aionn.hal import Device
+from aionn.observability.lines import never_wait_for_readers
 from aionn.observability.log_tags import choose_tags
 from aionn.observability.scraping import MetricsServer, Source
 from aionn.oip.settings import DoorSettings
@@ -175,7 +176,7 @@ def serve(
     )
     files = tls_certificate, tls_key, tls_clients
     network = network_of(listen, node_name, files, client_quota, limits, any_client=is_open)
-    _allow_descriptors()
+    _prepare_process()
     at = _page_address(watch, watch_at, quiet)
     settings = settings_from(realtime=realtime)  # Refuses a variable whose value makes no sense.
     choose_tags()
@@ -209,8 +210,11 @@ def _permissions(mode: str) -> int:
     return permissions
 
 
-def _allow_descriptors() -> None:
-    """Allows as many descriptors as the system does. The usual 1024 suffice for a few clients."""
+def _prepare_process() -> None:
+    """Allows as many descriptors as the system does, since the usual 1024 suffice for a few clients, and has nothing wait for the
+    readers of its output.
+    """
+    never_wait_for_readers()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

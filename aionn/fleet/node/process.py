@@ -186,8 +186,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """The process: the number of the listener's descriptor, and the settings."""
-    # Ctrl-C goes to the whole group; the process that started this one ends it.
+    # Ctrl-C goes to the whole group, and so does the SIGTERM of a service manager. The process that started this one ends it, after
+    # it has drained.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     label_lines()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

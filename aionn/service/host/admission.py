@@ -35,6 +35,7 @@ __all__ = [
     "Credentials",
     "NoPlace",
     "Place",
+    "Reports",
 ]
 
 FREED_S_MAX = 5.0
@@ -157,6 +158,7 @@ class Place:
         client: Whose it is.
         on_displaced: Called with the reason when the place is given to another client; ends the connection.
         on_gone: Called at a limit when the client has closed its end, though messages of it are unread; ends the connection.
+        on_silence: Called when the connection ends since the client has not sent Hello in time.
         has_sent: Whether the client has sent anything; asked at a limit. Its Hello may be unread where many come.
     """
 
@@ -164,6 +166,7 @@ class Place:
         self.client = client
         self.on_displaced: Callable[[str], None] = _nobody
         self.on_gone: Callable[[], None] = _unknown
+        self.on_silence: Callable[[], None] = _unknown
         self.has_sent: Callable[[], bool] = _nothing
 
     @property
@@ -205,8 +208,7 @@ class Admission:
         self._silent: dict[Place, None] = {}
         self._taken: set[Place] = set()
         self._ending: dict[Place, float] = {}  # With the time since when.
-        self._unreported = 0
-        self._reported_s: float | None = None
+        self._rejections = Reports()
 
     def __len__(self) -> int:
         return len(self._taken)
@@ -291,8 +293,20 @@ class Admission:
 
     def report(self, now_s: float) -> int:
         """Number of rejections since the last report, with this one; 0 while it is too early for another report."""
-        self._unreported += 1
+        return self._rejections.report(now_s)
+
+
+class Reports:
+    """How often a line of the log repeats which any client can cause: once a second, with the number of events since the last."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._reported_s: float | None = None
+
+    def report(self, now_s: float) -> int:
+        """Number of events since the last report, with this one; 0 while it is too early for another report."""
+        self._count += 1
         if self._reported_s is not None and now_s - self._reported_s < REPORT_S:
             return 0
-        count, self._unreported, self._reported_s = self._unreported, 0, now_s
+        count, self._count, self._reported_s = self._count, 0, now_s
         return count

@@ -23,7 +23,15 @@ import anyio
 import anyio.abc
 
 from aionn.errors import DeviceUnavailable
-from aionn.service.host.admission import FOREIGN_PID, FREED_S_MAX, Admission, Credentials, NoPlace, Place
+from aionn.service.host.admission import (
+    FOREIGN_PID,
+    FREED_S_MAX,
+    Admission,
+    Credentials,
+    NoPlace,
+    Place,
+    Reports,
+)
 from aionn.service.wire.protocol import Failed, Reply, encode, read_envelope
 from aionn.service.wire.received import HangUps, close_in_turns, has_unread, payload_of
 from aionn.service.wire.sizes import INLINE_BYTES_MAX
@@ -89,6 +97,7 @@ class Newcomers:
         next_turn: Callable[[], Awaitable[None]],
     ) -> None:
         self.admission = admission
+        self._silences = Reports()
         self._tasks = tasks
         self._serve_one = serve_one
         self._next_turn = next_turn
@@ -175,6 +184,7 @@ class Newcomers:
         # Another newcomer may come before the task begins.
         place.has_sent = lambda: has_unread(sock)
         place.on_displaced = lambda why: _end(sock, why)
+        place.on_silence = lambda: self._was_silent(client)
         self._watched[place] = self._hang_ups.watch(sock, lambda: place.on_gone())
         self._tasks.start_soon(self._serve_one, sock, client, place)
 
@@ -222,6 +232,16 @@ class Newcomers:
                 del self._without_place[newcomer]
                 self._closed.set()
                 self._closed = anyio.Event()
+
+    def _was_silent(self, client: Credentials) -> None:
+        """Notes that a connection of a client was ended since it has not sent Hello."""
+        count = self._silences.report(anyio.current_time())
+        if count:
+            _logger.warning(
+                "ended the connection of a client (%s), the last of %d that sent no Hello in time",
+                client,
+                count,
+            )
 
     def _report(self, client: Credentials, why: str) -> None:
         count = self.admission.report(anyio.current_time())

@@ -211,7 +211,7 @@ async def serve(
         tasks.start_soon(_rest, session, idle_s)
         if hello_s is not None:
             is_kept_waiting = partial(_is_kept_waiting, channel, sock)
-            tasks.start_soon(_await_hello, session, hello_s, is_kept_waiting, peer_name, dismiss)
+            tasks.start_soon(_await_hello, session, hello_s, is_kept_waiting, place, dismiss)
         try:
             await channel.run()
         finally:
@@ -270,7 +270,7 @@ async def _await_hello(
     session: Session,
     hello_s: float,
     is_kept_waiting: Callable[[], bool],
-    peer_name: str,
+    place: Place | None,
     dismiss: Callable[[str], None],
 ) -> None:
     """Ends a connection without Hello; while its first message waits for its turn of the loop, it is given more time."""
@@ -280,7 +280,8 @@ async def _await_hello(
         if session.greeted.is_set() or not is_kept_waiting():
             break
     if not session.greeted.is_set():
-        _logger.warning("ended the connection of %s: it sent no Hello within %g s", peer_name, hello_s)
+        if place is not None:
+            place.on_silence()
         dismiss(f"service: expected Hello within {hello_s:g} s")
 
 

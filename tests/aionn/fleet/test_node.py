@@ -300,6 +300,21 @@ async def test_drain_answers_what_was_accepted_and_ends_all_processes() -> None:
 
 
 @pytest.mark.slow
+async def test_sigterm_of_the_nodes_own_process_cuts_off_nothing() -> None:
+    """A service manager sends it to every process; the device's process alone decides when the node ends."""
+    with serving() as served:
+        device = NodeDevice(parse_node(f"{served.address}?silence_ms=30000"))
+        prepared = await device.prepare_model(sum_model())
+        os.kill(served.node_pid, signal.SIGTERM)
+        for _ in range(3):
+            await prepared.execute_synchronously(Sum().request)
+        await device.aclose()
+        served.signal(signal.SIGTERM)
+        with anyio.fail_after(START_S_MAX):
+            assert await anyio.to_thread.run_sync(served.process.wait) == 0
+
+
+@pytest.mark.slow
 def test_server_that_is_ended_by_force_leaves_no_process_that_is_stopped() -> None:
     with serving() as served:
         node_pid = served.node_pid

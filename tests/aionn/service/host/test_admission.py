@@ -289,7 +289,7 @@ async def test_hello_that_waits_for_its_turn_is_waited_for_up_to_a_limit(rounds:
         return True
 
     with anyio.fail_after(30):
-        await _await_hello(session, 0.001, is_kept_waiting, "the client", dismissed.append)  # type: ignore[arg-type]
+        await _await_hello(session, 0.001, is_kept_waiting, None, dismissed.append)  # type: ignore[arg-type]
     assert len(asked) == min(rounds, HELLO_TIMES_MAX)
     assert dismissed == ([] if rounds < HELLO_TIMES_MAX else ["service: expected Hello within 0.001 s"])
 
