@@ -19,14 +19,19 @@ from aionn.errors import InvalidArgument, ResourceExhausted, shortage_of
 from fmq.available import MemoryShortage, check_available
 
 __all__ = [
+    "SOCKET_PATH_BYTES_MAX",
     "TEXT_BYTES_MAX",
     "MissingFile",
     "check_regular",
     "creation_error",
     "open_regular",
     "place_of",
+    "check_socket_path",
     "read_regular",
 ]
+
+SOCKET_PATH_BYTES_MAX = 107
+"""The longest path of a socket: ``sun_path`` with its terminating zero. Source: unix(7)."""
 
 TEXT_BYTES_MAX = 64 << 20
 """Settings, labels and the like that people write are far smaller, and reading so much takes a second or two."""
@@ -62,6 +67,19 @@ def place_of(path: str) -> str:
         return f" (in {os.getcwd()})"
     except FileNotFoundError:
         return " (the working directory has been deleted)"
+
+
+def check_socket_path(path: str) -> None:
+    """Rejects a path that is too long for a socket, for which the kernel has no words of its own.
+
+    Raises:
+        ValueError: It has more than ``SOCKET_PATH_BYTES_MAX`` bytes.
+    """
+    length = len(os.fsencode(path))
+    if length > SOCKET_PATH_BYTES_MAX:
+        raise ValueError(
+            f"its path has {length} bytes, and the path of a socket at most {SOCKET_PATH_BYTES_MAX}: use a shorter folder",
+        )
 
 
 def creation_error(path: str | os.PathLike[str], error: OSError) -> str:

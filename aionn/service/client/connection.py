@@ -29,6 +29,7 @@ import anyio.abc
 from aionn.burst.controller import BurstController
 from aionn.errors import DeviceUnavailable, Error, ErrorStatus, InvalidArgument, status_of
 from aionn.hal import NO_TIMING, ExecutionCallback, OutputShape, Timing
+from aionn.platform.files import check_socket_path
 from aionn.platform.loops import finish
 from aionn.service.wire.channel import Channel
 from aionn.service.wire.protocol import (
@@ -125,6 +126,7 @@ class ServedSocket:
         except OSError as e:
             raise DeviceUnavailable(f"socket {path}: no descriptor to connect with: {e.strerror}") from e
         try:
+            check_socket_path(path)
             with anyio.fail_after(CONNECT_S_MAX):
                 while True:
                     try:
@@ -133,7 +135,7 @@ class ServedSocket:
                     except BlockingIOError:
                         # Its backlog is full. A Unix socket does not report that change.
                         await anyio.sleep(0.01)
-        except (OSError, TimeoutError) as e:
+        except (OSError, TimeoutError, ValueError) as e:
             sock.close()
             raise DeviceUnavailable(
                 f"socket {path}: cannot connect: {e or 'no process accepts connections'}"

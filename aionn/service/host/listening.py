@@ -9,6 +9,7 @@ Owns the path. Invariants:
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 import stat
@@ -18,14 +19,14 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 
 from aionn.errors import DeviceUnavailable
+from aionn.platform.files import SOCKET_PATH_BYTES_MAX, check_socket_path
 
 __all__ = ["BACKLOG", "listen_at", "remove_socket"]
 
+_logger = logging.getLogger("aionn.service")
+
 BACKLOG = 64
 """Connections that wait to be accepted."""
-
-_PATH_BYTES_MAX = 107
-"""The longest path of a socket: ``sun_path`` with its terminating zero. Source: unix(7)."""
 
 _LOCK_S_MAX = 2.0
 """Seconds that a process waits for others that make a socket at the same path; each takes less than a millisecond."""
@@ -49,8 +50,11 @@ async def listen_at(path: str, mode: int) -> tuple[socket.socket, int]:
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
+        check_socket_path(path)
         async with _locked(path):
-            return listener, _make(listener, path, mode)
+            made = listener, _make(listener, path, mode)
+        _warn_of_open_folder(path)
+        return made
     except (OSError, UnicodeError, ValueError) as e:
         listener.close()
         reason = "its folder does not exist" if isinstance(e, FileNotFoundError) else e
@@ -58,6 +62,16 @@ async def listen_at(path: str, mode: int) -> tuple[socket.socket, int]:
     except BaseException:
         listener.close()
         raise
+
+
+def _warn_of_open_folder(path: str) -> None:
+    """Warns where users other than this one could put a socket of their own in the place of this one."""
+    mode = os.stat(os.path.dirname(path) or ".").st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        _logger.warning(
+            "socket %s: every user may write to its folder, remove the socket and serve in its place; use a folder of your own",
+            path,
+        )
 
 
 def remove_socket(listener: socket.socket, path: str, identity: int) -> None:
@@ -98,7 +112,7 @@ def _make(listener: socket.socket, path: str, mode: int) -> int:
 
 def _beside(path: str) -> str:
     """A name in the same directory: no longer than a socket's may be where the path itself is as long as that."""
-    if len(os.fsencode(path)) != _PATH_BYTES_MAX:
+    if len(os.fsencode(path)) != SOCKET_PATH_BYTES_MAX:
         return path + "~"
     return path[:-1] + ("-" if path.endswith("~") else "~")
 

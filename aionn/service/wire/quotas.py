@@ -26,6 +26,16 @@ __all__ = ["Account", "Quotas", "Share", "SharedDescriptors"]
 
 _T = TypeVar("_T")
 
+_OPTIONS = {
+    "memory_bytes": "--memory-mib",
+    "prepared_models": "--models",
+    "bursts": "--bursts",
+    "executions": "--executions",
+    "descriptors": "--descriptors",
+    "mapped_bytes": "--mapped-mib",
+}
+"""The options of ``aionn serve`` that set a limit; the other limits are fixed."""
+
 
 class Quotas(msgspec.Struct, frozen=True):
     """Limits for one client; the defaults suit a process that serves one application alone.
@@ -159,9 +169,11 @@ class Account:
             self._settle()
             total = self._taken[what] + amount
             if total > self._limits[what]:
-                name = what.replace("_", " ")
+                name, option = what.replace("_", " "), _OPTIONS.get(what)
                 raise ResourceExhausted(
-                    f"service, {name}: this client may have {self._limits[what]}, has {self._taken[what]}, asked for {amount} more",
+                    f"service, {name}: this client may have {self._limits[what]}"
+                    + (f" (aionn serve {option})" if option else "")
+                    + f", has {self._taken[what]}, asked for {amount} more",
                     transient=amount <= self._limits[what],
                 )
             self._taken[what] = total

@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from aionn.errors import DeviceUnavailable
+from aionn.service.client.connection import ServedSocket
 from aionn.service.host import listening
 from aionn.service.host.listening import listen_at, remove_socket
 
@@ -115,6 +116,28 @@ async def test_socket_of_the_next_server_is_not_removed_although_its_file_has_th
         assert not path.exists()
 
 
+async def test_path_that_is_too_long_names_its_length_and_the_limit_at_both_ends(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 108)
+    length = len(os.fsencode(path))
+    for attempt in (listen_at(str(path), 0o600), ServedSocket.connect(str(path))):
+        with pytest.raises(
+            DeviceUnavailable, match=f"path has {length} bytes, and the path of a socket at most 107"
+        ):
+            await attempt
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("mode", "warns"), [(0o777, True), (0o1777, False), (0o770, False)])
+async def test_folder_in_which_every_user_can_replace_the_socket_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warns: bool
+) -> None:
+    tmp_path.chmod(mode)
+    listener, _ = await listen_at(str(tmp_path / "s.sock"), 0o600)
+    listener.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warns
+    assert ("every user may write to its folder" in caplog.text) == warns
+
+
 @pytest.mark.parametrize("ending", ["s", "~", "\u00e9"])
 async def test_path_may_be_as_long_as_the_kernel_allows(tmp_path: Path, ending: str) -> None:
     room = 107 - len(os.fsencode(tmp_path / ending))
@@ -124,7 +147,7 @@ async def test_path_may_be_as_long_as_the_kernel_allows(tmp_path: Path, ending: 
     with listener:
         assert _connects(path) and list(tmp_path.iterdir()) == [path]
         remove_socket(listener, str(path), identity)
-    with pytest.raises(DeviceUnavailable, match="too long"):
+    with pytest.raises(DeviceUnavailable, match="at most 107"):
         await listen_at(f"{path}x", 0o600)
     assert list(tmp_path.iterdir()) == []
 
