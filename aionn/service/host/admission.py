@@ -297,7 +297,7 @@ class Admission:
 
 
 class Reports:
-    """How often a line of the log repeats which any client can cause: once a second, with the number of events since the last."""
+    """The pace of a line of the log that any client can cause: once a second, with the number of events since the last."""
 
     def __init__(self) -> None:
         self._count = 0

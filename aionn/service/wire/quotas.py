@@ -169,11 +169,11 @@ class Account:
             self._settle()
             total = self._taken[what] + amount
             if total > self._limits[what]:
-                name, option = what.replace("_", " "), _OPTIONS.get(what)
+                name, limit = what.replace("_", " "), str(self._limits[what])
+                if what in _OPTIONS:
+                    limit += f" (aionn serve {_OPTIONS[what]})"
                 raise ResourceExhausted(
-                    f"service, {name}: this client may have {self._limits[what]}"
-                    + (f" (aionn serve {option})" if option else "")
-                    + f", has {self._taken[what]}, asked for {amount} more",
+                    f"service, {name}: this client may have {limit}, has {self._taken[what]}, asked for {amount} more",
                     transient=amount <= self._limits[what],
                 )
             self._taken[what] = total
