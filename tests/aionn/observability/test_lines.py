@@ -112,7 +112,7 @@ async def test_server_whose_log_is_not_read_serves_and_ends(tmp_path: Path) -> N
     fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, select.PIPE_BUF)
     with open(read_end, "rb"), open(write_end, "wb") as log:
         command = python_command(
-            "aionn.cli.main", "serve", "reference", "--socket", str(path), "--hello-within", "0.05"
+            "aionn.cli.main", "serve", "reference", "--socket", str(path), "--hello-within", "1"
         )
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=log, env=python_environment()
@@ -122,11 +122,10 @@ async def test_server_whose_log_is_not_read_serves_and_ends(tmp_path: Path) -> N
                 assert b"serving" in await anyio.to_thread.run_sync(server.stdout.readline)
                 fill(log.fileno())
                 with anyio.fail_after(LIMIT_S):
-                    for _ in range(3):
-                        silent = (await ServedSocket.connect(str(path))).socket
-                        silent.setblocking(False)
-                        await anyio.wait_readable(silent)  # The reason of its end.
-                        silent.close()
+                    silent = [(await ServedSocket.connect(str(path))).socket for _ in range(3)]
+                    for sock in silent:
+                        await anyio.wait_readable(sock)  # The reason of its end.
+                        sock.close()
                     async with anyio.create_task_group() as tasks:
                         device = RemoteDevice("served", str(path), tasks, path=str(path))
                         await device.connect()

@@ -458,7 +458,9 @@ async def test_session_survives_many_mutated_calls(small: Any, seed: int) -> Non
 def test_account_refuses_beyond_its_limit_and_takes_nothing_then() -> None:
     account = Account(Quotas(memory_bytes=10))
     account.take("memory_bytes", 6)
-    with pytest.raises(ResourceExhausted, match="may have 10, has 6, asked for 5 more") as told:
+    with pytest.raises(
+        ResourceExhausted, match=r"may have 10 \(aionn serve --memory-mib\), has 6, asked for 5 more"
+    ) as told:
         account.take("memory_bytes", 5)
     assert told.value.transient
     with pytest.raises(ResourceExhausted, match="asked for 11 more") as told:
