@@ -131,6 +131,7 @@ async def test_server_whose_log_is_not_read_serves_and_ends(tmp_path: Path) -> N
                         await device.connect()
                         assert device.info.type is not None
                         await device.aclose()
-            finally:
                 server.send_signal(signal.SIGTERM)
-            assert await anyio.to_thread.run_sync(lambda: server.wait(LIMIT_S)) == 0
+                assert await anyio.to_thread.run_sync(lambda: server.wait(LIMIT_S)) == 0
+            finally:
+                server.kill()
