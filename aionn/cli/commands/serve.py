@@ -176,8 +176,8 @@ def serve(
     )
     files = tls_certificate, tls_key, tls_clients
     network = network_of(listen, node_name, files, client_quota, limits, any_client=is_open)
-    _prepare_process()
     at = _page_address(watch, watch_at, quiet)
+    _prepare_process()
     settings = settings_from(realtime=realtime)  # Refuses a variable whose value makes no sense.
     choose_tags()
     begin_trace(None, process=f"server of {name or device}")
