@@ -7,9 +7,12 @@ loop, and with it all clients of a served device, from its work.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import stat
+import sys
+from typing import Any
 
 __all__ = ["never_wait_for_readers", "write_if_taken"]
 
@@ -32,13 +35,23 @@ def write_if_taken(fd: int, line: bytes) -> bool:
     return False
 
 
+class _DroppingFile(io.FileIO):
+    """A pipe that takes what it has room for; the rest of a write is dropped."""
+
+    def write(self, data: Any, /) -> int:
+        """Source: ``io.FileIO``, which returns None where nothing was written."""
+        super().write(data)
+        return memoryview(data).nbytes
+
+
 def never_wait_for_readers() -> None:
     """Has every write of this process to a pipe on standard output or standard error fail where it would wait: also those of native
     code, such as an engine's messages and the stacks of a device that hangs.
 
-    The pipe is opened again: O_NONBLOCK belongs to the open file, which other processes share.
+    The pipe is opened again: O_NONBLOCK belongs to the open file, which other processes share. Python's own stream would keep what
+    was not written, and make the exit status 120 for it at the end: what a pipe does not take is dropped.
     """
-    for fd in (1, 2):
+    for fd, name in ((1, "stdout"), (2, "stderr")):
         with contextlib.suppress(OSError):
             if not stat.S_ISFIFO(os.fstat(fd).st_mode):
                 continue
@@ -47,3 +60,7 @@ def never_wait_for_readers() -> None:
                 os.dup2(opened, fd)
             finally:
                 os.close(opened)
+            stream = io.TextIOWrapper(
+                _DroppingFile(fd, "wb", closefd=False), "utf-8", "backslashreplace", write_through=True
+            )
+            setattr(sys, name, stream)
