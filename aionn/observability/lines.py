@@ -60,7 +60,5 @@ def never_wait_for_readers() -> None:
                 os.dup2(opened, fd)
             finally:
                 os.close(opened)
-            stream = io.TextIOWrapper(
-                _DroppingFile(fd, "wb", closefd=False), "utf-8", "backslashreplace", write_through=True
-            )
-            setattr(sys, name, stream)
+            file, encoding = _DroppingFile(fd, "wb", closefd=False), getattr(sys, name).encoding
+            setattr(sys, name, io.TextIOWrapper(file, encoding, "backslashreplace", write_through=True))

@@ -1,6 +1,7 @@
 """Log tags: they choose the parts of the runtime and of drivers that log their activity.
 
-Owns the tags, the variable that chooses them, their loggers, and the path of a driver process's records to the application.
+Owns the tags, the variable that chooses them, their loggers, the handler that writes records without waiting, and the path of a
+driver process's records to the application.
 Every tag is the logger ``aionn.<tag>``; its messages of DEBUG level are off until a tag is chosen, or the application sets
 the logger's level itself.
 
@@ -15,6 +16,7 @@ Source: the NN HAL's verbose log tags (``initVLogMask``): names, order and separ
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import re
@@ -54,7 +56,10 @@ _levels_before: dict[str, int] = {}
 
 
 class LinesHandler(logging.Handler):
-    """Writes records to standard error as far as it takes them now. The first line after dropped ones states their number."""
+    """Writes records to standard error as far as it takes them now. The first line after dropped ones states their number.
+
+    A program's own stream, such as a notebook's, gets them by its ``write``: its descriptor may lead elsewhere.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,13 +72,15 @@ class LinesHandler(logging.Handler):
         except Exception:
             self.handleError(record)
             return
-        if sys.stderr is None:
+        stream = sys.stderr
+        if stream is None:
             return
-        try:
-            fd = sys.stderr.fileno()
-        except (OSError, ValueError):  # A stream in memory, or a closed one.
+        fd = -1
+        with contextlib.suppress(OSError, ValueError):  # A stream in memory, or a closed one.
+            fd = stream.fileno() if isinstance(stream, io.TextIOWrapper) else -1
+        if fd < 0:
             with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(text)
+                stream.write(text)
             return
         if self._dropped:
             text = f"{record.name}: {self._dropped} records before this were dropped: standard error was not read\n{text}"
@@ -109,7 +116,8 @@ def relayed(line: str) -> tuple[str, str] | None:
 
 def label_lines() -> None:
     """Makes lines that no handler takes begin with their logger's name, so that the output of drivers names its source, and never
-    wait for the reader of standard error."""
+    wait for the reader of standard error.
+    """
     handler = LinesHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))

@@ -1,6 +1,6 @@
 """Files that a user names: opened so that nothing but a regular file is read, and never without an end.
 
-Owns the opening, the bound and what errors call a path. Does not interpret the content of files.
+Owns the opening, the bounds and what errors call a path. Does not interpret the content of files.
 
 Invariants:
 1. Opening never waits: not for the other end of a pipe, nor for a device.
@@ -23,10 +23,10 @@ __all__ = [
     "TEXT_BYTES_MAX",
     "MissingFile",
     "check_regular",
+    "check_socket_path",
     "creation_error",
     "open_regular",
     "place_of",
-    "check_socket_path",
     "read_regular",
 ]
 

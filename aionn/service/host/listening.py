@@ -52,9 +52,8 @@ async def listen_at(path: str, mode: int) -> tuple[socket.socket, int]:
     try:
         check_socket_path(path)
         async with _locked(path):
-            made = listener, _make(listener, path, mode)
-        _warn_of_open_folder(path)
-        return made
+            _warn_of_open_folder(path)
+            return listener, _make(listener, path, mode)
     except (OSError, UnicodeError, ValueError) as e:
         listener.close()
         reason = "its folder does not exist" if isinstance(e, FileNotFoundError) else e

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import logging
 import os
 import select
@@ -84,6 +85,19 @@ def test_record_for_a_stream_without_a_descriptor_is_written_to_it(
 ) -> None:
     LinesHandler().emit(record("words"))
     assert capsys.readouterr().err == "words\n"
+
+
+def test_stream_of_a_notebook_gets_records_though_it_has_a_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Notebook(io.StringIO):
+        def fileno(self) -> int:
+            return 2  # That of the terminal in which the notebook's server was started.
+
+    notebook = Notebook()
+    monkeypatch.setattr(sys, "stderr", notebook)
+    LinesHandler().emit(record("words"))
+    assert notebook.getvalue() == "words\n"
 
 
 def test_native_writes_fail_instead_of_waiting_and_the_pipe_of_others_stays_as_it_is() -> None:
